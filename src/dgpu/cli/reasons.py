@@ -9,6 +9,7 @@ from dgpu.cli.formats import duration, memory
 from dgpu.cli.output import Row
 from dgpu.client.language import language, waiting
 
+_MAX_NAMED = 2  # tasks
 _Facts: TypeAlias = Mapping[str, Any]
 
 
@@ -32,8 +33,9 @@ def _busy(facts: _Facts) -> str:
 
 def _after(facts: _Facts) -> str:
     names = [each.strip().removeprefix("task-").partition(":")[0] for each in facts["tasks"].split(",")]
-    more = facts["number"] - len(names)
-    return f"after {', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+    if facts["number"] > _MAX_NAMED:
+        return f"after {names[0]} +{facts['number'] - 1}"
+    return f"after {', '.join(names)}"
 
 
 def _nodes(facts: _Facts) -> str:

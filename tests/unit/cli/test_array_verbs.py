@@ -122,7 +122,7 @@ def test_the_first_task_of_an_array_is_printed_with_an_id_that_means_only_it(dgp
         ("gpus_busy", {"busy": 3, "free": 1, "needed": 2}, "3/4 GPUs busy, needs 2"),
         ("pool_quota", {"pool": "batch", "used": 3, "quota": 3}, "quota batch 3/3"),
         ("dependency", {"tasks": "task-46:ok", "number": 1}, "after 46"),
-        ("dependency", {"tasks": "task-46:ok, task-47:any", "number": 9}, "after 46, 47 and 7 more"),
+        ("dependency", {"tasks": "task-46:ok, task-47:any", "number": 9}, "after 46 +8"),
         ("array_limit", {"running": 3, "limit": 3}, "array limit 3/3"),
         ("gpus_busy", {"other": 1}, "the whole reason"),
         ("news", {}, "the whole reason"),

@@ -77,7 +77,7 @@ def _print_sheet(console: Console, sheet: Sheet[Any], rows: Sequence[Any]) -> No
         console.print(sheet.empty)
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = [column for column in sheet.columns if console.width >= 110 or not column.wide]
+    columns = [column for column in sheet.columns if console.width >= column.needs]
     columns = [column for column in columns if column.title != "REMARK" or any(map(column.text, rows))]
     cells = [[cell(column, row) for column in columns] for row in rows]
     widths = [max(map(cell_len, place)) for place in zip((c.title for c in columns), *cells, strict=True)]

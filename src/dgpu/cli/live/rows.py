@@ -15,6 +15,7 @@ T = TypeVar("T")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 BAR_CELLS = 6
 _HOT_C = 85
+WIDE = 110
 
 STYLES = {**STATUS_STYLES, "stopping": "magenta", "reserved": "yellow"}
 
@@ -27,7 +28,7 @@ class LiveColumn(NamedTuple, Generic[T]):
     stretches: bool = False  # takes the remaining width, and shrinks first
     style: Callable[[T], str] = lambda _: ""
     falls: bool = False  # largest first is the useful order
-    wide: bool = False  # only on a wide screen
+    needs: int = 0  # columns of the screen; left out on a narrower one
 
 
 class Sheet(NamedTuple, Generic[T]):
@@ -87,7 +88,7 @@ GPUS: Sheet[GpuAnswer] = Sheet(
     (
         LiveColumn("NODE", lambda gpu: gpu.node, lambda gpu: (gpu.node, gpu.index), stretches=True),
         LiveColumn("#", lambda gpu: str(gpu.index), lambda gpu: (gpu.index, gpu.node), right=True),
-        LiveColumn("MODEL", lambda gpu: gpu.model, lambda gpu: gpu.model, stretches=True, wide=True),
+        LiveColumn("MODEL", lambda gpu: gpu.model, lambda gpu: gpu.model, stretches=True, needs=WIDE),
         LiveColumn(
             "STATUS",
             lambda gpu: gpu.status,
@@ -124,12 +125,12 @@ GPUS: Sheet[GpuAnswer] = Sheet(
             lambda gpu: gpu.power_w or 0,
             right=True,
             falls=True,
-            wide=True,
+            needs=WIDE,
         ),
         LiveColumn(
             "TASKS", lambda gpu: ",".join(gpu.tasks), lambda gpu: len(gpu.tasks), falls=True, stretches=True
         ),
-        LiveColumn("REMARK", _gpu_remark, _gpu_remark, stretches=True, falls=True, wide=True),
+        LiveColumn("REMARK", _gpu_remark, _gpu_remark, stretches=True, falls=True, needs=WIDE),
     ),
     lambda gpu: (
         f"{gpu.node} {gpu.node}:{gpu.index} {gpu.model} {gpu.status} {gpu.uuid} {gpu.health.state} "
@@ -179,7 +180,7 @@ NODES: Sheet[NodeAnswer] = Sheet(
             "MODELS", lambda node: ", ".join(node.gpu_models), lambda node: node.gpu_models, stretches=True
         ),
         LiveColumn(
-            "CPUS", lambda node: f"{node.cpus:g}", lambda node: node.cpus, right=True, falls=True, wide=True
+            "CPUS", lambda node: f"{node.cpus:g}", lambda node: node.cpus, right=True, falls=True, needs=WIDE
         ),
         LiveColumn(
             "RAM",
@@ -187,7 +188,7 @@ NODES: Sheet[NodeAnswer] = Sheet(
             lambda node: node.ram_mb,
             right=True,
             falls=True,
-            wide=True,
+            needs=WIDE,
         ),
         LiveColumn("REMARK", _node_remark, _node_remark, stretches=True, falls=True),
     ),
@@ -210,10 +211,20 @@ TASKS: Sheet[TaskRow] = Sheet(
             style=lambda task: STYLES.get(task.status, ""),
         ),
         LiveColumn(
-            "PRI", lambda task: str(task.priority), lambda task: task.priority, right=True, falls=True
+            "PRI",
+            lambda task: str(task.priority),
+            lambda task: task.priority,
+            right=True,
+            falls=True,
+            needs=80,
         ),
         LiveColumn(
-            "GPUS", lambda task: task.gpus, lambda task: (len(task.gpus), task.gpus), right=True, falls=True
+            "GPUS",
+            lambda task: task.gpus,
+            lambda task: (len(task.gpus), task.gpus),
+            right=True,
+            falls=True,
+            needs=72,
         ),
         LiveColumn(
             "TIME",
@@ -222,9 +233,9 @@ TASKS: Sheet[TaskRow] = Sheet(
             right=True,
         ),
         LiveColumn(
-            "TENANT", lambda task: task.tenant_id, lambda task: task.tenant_id, stretches=True, wide=True
+            "TENANT", lambda task: task.tenant_id, lambda task: task.tenant_id, stretches=True, needs=WIDE
         ),
-        LiveColumn("POOL", lambda task: task.pool, lambda task: task.pool, wide=True),
+        LiveColumn("POOL", lambda task: task.pool, lambda task: task.pool, needs=WIDE),
         LiveColumn("WHERE OR WHY", lambda task: task.where, lambda task: task.where, stretches=True),
     ),
     lambda task: f"{task.task_id} {task.name} {task.status} {task.tenant_id} {task.pool} {task.where}",

@@ -18,8 +18,8 @@ from textual.widgets import Footer, Input, Static
 from dgpu.cli.live import words
 from dgpu.cli.live.dialogs import Keys, Question
 from dgpu.cli.live.feed import Feed, Lost, Picture
-from dgpu.cli.live.rows import GPUS, NODES, TASKS, chosen
-from dgpu.cli.live.table import WIDE_FROM, LiveTable
+from dgpu.cli.live.rows import GPUS, NODES, TASKS, WIDE, chosen
+from dgpu.cli.live.table import LiveTable
 from dgpu.client.errors import DgpuError, NotFound
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer
 
@@ -101,7 +101,7 @@ class Top(App[int]):
         self.run_worker(self._until_taken_down(self._explain()), name="explain")
 
     def on_resize(self, event: events.Resize) -> None:
-        self.query_one("#body").set_class(event.size.width >= WIDE_FROM, "wide")
+        self.query_one("#body").set_class(event.size.width >= WIDE, "wide")
         for table in self.query(LiveTable):
             table.forget_widths()
 

@@ -20,7 +20,6 @@ from dgpu.cli.live.rows import LiveColumn, Sheet, cell
 _GAP = 2
 _LEAST_STRETCH = 6
 _WIDEST = 60
-WIDE_FROM = 110  # columns of the screen
 
 
 class LiveTable(ScrollView, can_focus=True):
@@ -132,8 +131,7 @@ class LiveTable(ScrollView, can_focus=True):
         return self._row(self.rows[place], columns, widths, width, is_cursor=place == self.cursor)
 
     def _columns(self) -> list[LiveColumn[Any]]:
-        roomy = self.app.size.width >= WIDE_FROM
-        return [column for column in self.sheet.columns if roomy or not column.wide]
+        return [column for column in self.sheet.columns if self.app.size.width >= column.needs]
 
     def _measure(self, columns: Sequence[LiveColumn[Any]]) -> None:
         """Widths of the visible rows. A column never shrinks, because scrolling would make it jump."""
