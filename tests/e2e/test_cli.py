@@ -56,7 +56,8 @@ def test_a_script_runs_as_it_was_at_submit_with_the_variables_of_slurm(running_s
     script.write_text("#!/bin/bash\nexit 3\n")
     running_site.good("release", first, "--array")
     running_site.good("wait", first)
-    assert running_site.good("logs", first).out == f"{first.removeprefix('task-')} 3 2 night word .script\n"
+    number = first.removeprefix("task-")
+    assert running_site.good("logs", f"{number}_3").out == f"{number} 3 2 night word .script\n"
     assert "sent at submit" in running_site.good("show", first).out
 
 

@@ -4,7 +4,7 @@ import functools
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,15 +69,20 @@ def follow_task(client: Client, task_id: str, *, told: bool = False) -> int:
 
 
 def run_at_terminal(ctx: typer.Context, command: Sequence[str]) -> int:
-    """Ctrl-C cancels the task only while it waits."""
-    from dgpu.cli.conversation import require_terminal, terminal_variables
-    from dgpu.cli.terminal_task import follow_terminal
+    from dgpu.cli.conversation import require_terminal
 
     flags = flags_of(ctx)
     flags.returns_task_code = True
     require_terminal("Leave out -it")
     client = connect(flags)
-    task = s.task_fields(ctx, command)
+    return follow_at_terminal(client, s.task_fields(ctx, command))
+
+
+def follow_at_terminal(client: Client, task: dict[str, Any]) -> int:
+    """Ctrl-C cancels the task only while it waits."""
+    from dgpu.cli.conversation import terminal_variables
+    from dgpu.cli.terminal_task import follow_terminal
+
     task["terminal"] = True
     task["env"] = terminal_variables() | task.get("env", {})
     task_id = client.submit(**with_uploads(client, [task])[0]).task_id

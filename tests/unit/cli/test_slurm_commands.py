@@ -146,7 +146,7 @@ def test_squeue_filters(slurm, arguments, ids) -> None:
         ("scontrol", ["show", "hostnames", "n[1-"], "n[1-4]"),
         ("scontrol", ["show", "node", "n9"], "node n9 not found"),
         ("srun", [], "a command is missing"),
-        ("srun", ["--pty", "bash"], "--pty is not supported"),
+        ("srun", ["--pty", "bash"], "Leave out --pty"),
         ("srun", ["-n", "4", "hostname"], "use sbatch with a script"),
         ("salloc", ["--reservation=x"], "--reservation: not supported"),
         ("sinfo", ["--json"], "--json is not known"),

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from dgpu.cli.conversation import require_terminal
 from dgpu.cli.failures import CliFailure, note
 from dgpu.cli.jobs.directives import Given, Options, Takes
 from dgpu.cli.jobs.script import slurm_variables
 from dgpu.cli.jobs.slurm import translate
 from dgpu.cli.jobs.slurm_options import OTHER_NAMES, SBATCH_TAKES, SHORT
-from dgpu.cli.run import follow_task
+from dgpu.cli.run import follow_at_terminal, follow_task
 from dgpu.cli.slurm.reading import refuse, scheduler
 from dgpu.cli.submission import described
 from dgpu.cli.uploading import with_uploads
@@ -39,7 +40,7 @@ _OPTIONS = Options(
 _SIZES = ("ntasks", "ntasks-per-node", "nodes", "gpus-per-task", "cpus-per-task", "cpus-per-gpu")
 _DEMANDS = ("gres", "gpus", "gpus-per-node", "mem", "mem-per-cpu", "mem-per-gpu", "time")
 _BINDINGS = ("cpu-bind", "gpu-bind", "mem-bind", "distribution", "hint", "threads-per-core")
-_OTHERS = ("export", "job-name", "chdir", "label", "jobid", "open-mode", "quiet", "verbose")
+_OTHERS = ("export", "job-name", "chdir", "label", "jobid", "open-mode", "pty", "quiet", "verbose")
 _OF_A_STEP = frozenset((*_SIZES, *_DEMANDS, *_BINDINGS, *_OTHERS))
 
 
@@ -49,8 +50,6 @@ def run(arguments: Sequence[str]) -> int:
     if not words:
         raise CliFailure("a command is missing; for example: srun python train.py")
     options = {option.name: option for option in given if option.name not in _IGNORED}
-    if "pty" in options:
-        raise CliFailure("--pty is not supported; use dgpu run -it")
     if "DGPU_TASK_ID" in os.environ and "SLURM_JOB_ID" in os.environ:
         return _step(options, words)
     return _submitted(options, words)
@@ -69,6 +68,9 @@ def _submitted(options: Mapping[str, Given], words: Sequence[str]) -> int:
     task = described({**found.given, **surroundings}, ["srun", *words])
     task = {"name": os.path.basename(words[0]), **task, "command": list(words), "slurm_env": True}  # noqa: PTH119
     task["env"] = {**task.get("env", {}), **found.variables, **slurm_variables(task)}
+    if "pty" in options:
+        require_terminal("Leave out --pty")
+        return follow_at_terminal(scheduler(), task)
     client = scheduler()
     return follow_task(client, client.submit(**with_uploads(client, [task])[0]).task_id)
 
