@@ -291,6 +291,17 @@ class EngineContract:
             engine.publish_digest(term, StateDigest(20, "late"))
         assert engine.digest() == StateDigest(10, "abc")
 
+    def test_the_leader_publishes_fingerprints_of_keys(self, connect) -> None:
+        engine = connect()
+        assert engine.key_prints() == {}
+        term = elected(engine)
+        engine.publish_key_prints(term, {"token.key": "ab"})
+        assert connect().key_prints() == {"token.key": "ab"}
+        engine.resign(term)
+        with pytest.raises(FenceLost):
+            engine.publish_key_prints(term, {"token.key": "late"})
+        assert engine.key_prints() == {"token.key": "ab"}
+
     def test_health(self, connect) -> None:
         engine = connect()
         committed(engine, elected(engine), 1)

@@ -34,6 +34,7 @@ scheduler: {{master_address: "{addresses}", retry_interval: 0.2, max_retry_inter
 gpu: {{detection_method: simulated, simulated: "4xV100"}}
 executor: {{work_dir: {home}/n1, stop_grace_seconds: 1}}
 """
+KEY = f"{'5a' * 32}\n"
 DOWN = (OSError, urllib.error.URLError, TimeoutError, json.JSONDecodeError)
 
 
@@ -62,6 +63,9 @@ class HaCluster:
                 endpoints=json.dumps(self.etcd.endpoints),
             )
             (self.home / f"{name}.yaml").write_text(text + self.more)
+            (self.home / name).mkdir(mode=0o700)
+            for key_file in ("token.key", "secrets.key"):  # as an operator copies them
+                (self.home / name / key_file).write_text(KEY)
         agent = AGENT.format(home=self.home, addresses=",".join(addresses))
         (self.home / "agent.yaml").write_text(agent)
         return self

@@ -22,6 +22,13 @@ def scheduler(
         bool,
         typer.Option("--accept-lost-tail", help="Start although the latest groups of the journal are lost."),
     ] = False,
+    accept_new_keys: Annotated[
+        bool,
+        typer.Option(
+            "--accept-new-keys",
+            help="With several schedulers: token.key, secrets.key or ca were replaced on purpose.",
+        ),
+    ] = False,
 ) -> int:
     """The scheduler service, in the foreground. SIGTERM stops it; tasks continue."""
     from dgpu.cli.failures import CliFailure, ExitCode, note
@@ -42,4 +49,4 @@ def scheduler(
         return rebuild(settings)
     from dgpu.entry.scheduler import run_scheduler
 
-    return run_scheduler(settings, accept_lost_tail=accept_lost_tail)
+    return run_scheduler(settings, accept_lost_tail=accept_lost_tail, accept_new_keys=accept_new_keys)

@@ -93,7 +93,8 @@ def rotate(ctx: typer.Context) -> None:
         print_document(done, flags)
         return
     typer.echo(f"Encrypted under a new key: {done['secrets']} secrets, variables of {done['tasks']} tasks")
-    note("Copy the new secrets.key into your backups. The key before it stays until the next rotation.")
+    note("Copy the new secrets.key into your backups, and to every other scheduler of the cluster.")
+    note("The key before it stays until the next rotation.")
     if done["unreadable"]:
         note(f"{done['unreadable']} values cannot be read: their key is missing. Set these secrets again.")
 

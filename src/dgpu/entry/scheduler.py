@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
 from dgpu.entry.ha_config import shared_options
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 
 
-def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> int:
+def run_scheduler(
+    config: SchedulerConfig, *, accept_lost_tail: bool = False, accept_new_keys: bool = False
+) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code."""
     import uvloop
 
@@ -47,6 +51,7 @@ def run_scheduler(config: SchedulerConfig, *, accept_lost_tail: bool = False) ->
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         options = service_options(config, accept_lost_tail=accept_lost_tail)
+        options = msgspec.structs.replace(options, accept_new_keys=accept_new_keys)
         with member_beside(config):
             uvloop.run(_serve(options))
     except (OptionsRefused, JournalError, HaFailure, OSError) as error:

@@ -236,6 +236,14 @@ class Engine(Protocol):
         """Raises FenceLost, EngineFull."""
         ...
 
+    def key_prints(self) -> dict[str, str]:
+        """Fingerprints of the key files that all schedulers need, by name, as a leader published them."""
+        ...
+
+    def publish_key_prints(self, term: Term, prints: dict[str, str]) -> None:
+        """Raises FenceLost, EngineFull."""
+        ...
+
     def health(self) -> EngineHealth:
         """Answers also while no member does. Raises only EngineRefused."""
         ...

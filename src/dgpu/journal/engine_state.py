@@ -36,6 +36,7 @@ class EngineState:
         self.cluster_id = ""
         self.snapshot: StoredSnapshot | None = None
         self.digest: StateDigest | None = None
+        self.key_prints: dict[str, str] = {}
         self._snapshot_parts: tuple[bytes, ...] = ()
         self._ttl_ms = ttl_ms
         self._revision = 1  # of an empty engine, as in etcd
@@ -146,6 +147,12 @@ class EngineState:
         if self.is_full:
             raise EngineFull("the engine's quota is used up")
         self.digest = digest
+
+    def publish_key_prints(self, term: Term, prints: dict[str, str], now_ms: int) -> None:
+        self.confirm(term, now_ms)
+        if self.is_full:
+            raise EngineFull("the engine's quota is used up")
+        self.key_prints = dict(prints)
 
     def revoke(self, lease_id: int) -> None:
         """By its owner, by an operator, or too early by an old version of the engine."""

@@ -90,6 +90,12 @@ class MemoryEngine:
     def publish_digest(self, term: Term, digest: StateDigest) -> None:
         self._call(lambda state, now: state.publish_digest(term, digest, now))
 
+    def key_prints(self) -> dict[str, str]:
+        return self._call(lambda state, _: dict(state.key_prints))
+
+    def publish_key_prints(self, term: Term, prints: dict[str, str]) -> None:
+        self._call(lambda state, now: state.publish_key_prints(term, prints, now))
+
     def health(self) -> EngineHealth:
         if self.is_down:
             return EngineHealth(members=1)

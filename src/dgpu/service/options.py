@@ -101,6 +101,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 32 << 20  # of one journal file
     alerts: AlertOptions | None = AlertOptions()  # None: no alerts
     accept_lost_tail: bool = False  # set by an operator, for this start
+    accept_new_keys: bool = False  # set by an operator, for this start
     shared: SharedOptions | None = None  # None: a lone scheduler
 
 
@@ -118,4 +119,8 @@ def check_options(options: ServiceOptions) -> None:
     if options.shared is not None and options.accept_lost_tail:
         raise OptionsRefused(
             "--accept-lost-tail: with storage.journal etcd, the engine has the whole journal."
+        )
+    if options.shared is None and options.accept_new_keys:
+        raise OptionsRefused(
+            "--accept-new-keys: a single scheduler (storage.journal: file) uses the keys it has."
         )

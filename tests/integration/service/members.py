@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dgpu.journal.memory_engine import MemoryEngine, SharedState
+from dgpu.service.access.key_file import KEY_BYTES, write_keys
+from dgpu.service.access.key_file import KEY_NAME as TOKEN_KEY
 from dgpu.service.options import ServedAt, ServiceOptions, SharedOptions
+from dgpu.service.secrets.vault import KEY_NAME as SECRETS_KEY
 from dgpu.service.server import serve
 from dgpu.wire.address import Address
 
@@ -47,9 +50,16 @@ class Member:
             ),
             **options,
         )
+        self.share_keys()
         self.at: list[ServedAt] = []
         self._stop = asyncio.Event()
         self.serving: asyncio.Task[None] | None = None
+
+    def share_keys(self, key: bytes = bytes(KEY_BYTES)) -> None:
+        """Schedulers of one cluster have the same key files."""
+        self.options.data_dir.mkdir(parents=True, exist_ok=True)
+        for name in (TOKEN_KEY, SECRETS_KEY):
+            write_keys(self.options.data_dir / name, [key])
 
     async def start(self) -> Member:
         self.begin()

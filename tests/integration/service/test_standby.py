@@ -13,7 +13,7 @@ import pytest
 from dgpu.core.model.settings import Settings
 from dgpu.journal.engine import EngineRefused
 from dgpu.journal.memory_engine import SharedState
-from dgpu.service.access.key_file import KEY_NAME, new_key, write_keys
+from dgpu.service.access.key_file import new_key, write_keys
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.options import OptionsRefused
 from dgpu.wire.isolation import Isolation
@@ -176,15 +176,53 @@ async def test_reads_that_are_too_old_are_refused(tmp_path: Path) -> None:
         await member.end()
 
 
+async def test_a_standby_with_another_key_is_refused_by_name(tmp_path: Path) -> None:
+    """Otherwise tokens and secrets stop working with the next takeover."""
+    shared = SharedState()
+    master, other = Member(tmp_path, shared, "a"), Member(tmp_path, shared, "b")
+    path = other.options.data_dir / "secrets.key"
+    write_keys(path, [new_key()])
+    try:
+        await master.start()
+        await master.until_role("master")
+        with pytest.raises(OptionsRefused, match=f"{path} is not the file .* copy secrets.key from"):
+            await other.start()
+        path.unlink()
+        with pytest.raises(OptionsRefused, match=f"{path} is missing"):
+            await other.start()
+        assert not path.exists(), "a key of its own would be wrong too"
+    finally:
+        for member in (master, other):
+            await member.end()
+
+
+async def test_a_key_that_was_replaced_on_purpose_is_accepted_once(tmp_path: Path) -> None:
+    shared = SharedState()
+    member = Member(tmp_path, shared, "a")
+    try:
+        await member.start()
+        await member.until_role("master")
+        await member.stop()
+        write_keys(member.options.data_dir / "token.key", [new_key()])
+        with pytest.raises(OptionsRefused, match="--accept-new-keys"):
+            await member.start()
+        plain = member.options
+        member.options = msgspec.structs.replace(plain, accept_new_keys=True)
+        await member.start()
+        await member.until_role("master")
+        await member.stop()
+        member.options = plain
+        await member.start()
+        await member.until_role("master")
+    finally:
+        await member.end()
+
+
 async def test_rights_hold_on_a_standby(tmp_path: Path) -> None:
     """Tokens come with the journal. A caller without the right learns that, and not who leads."""
     shared = SharedState()
     rules = AgentRules(isolation=Isolation(users="none"))
     master, standby = (Member(tmp_path, shared, name, rules=rules) for name in "ab")
-    key = new_key()
-    for member in (master, standby):  # the key is in no journal
-        member.options.data_dir.mkdir()
-        write_keys(member.options.data_dir / KEY_NAME, [key])
     try:
         await master.start()
         await master.until_role("master")

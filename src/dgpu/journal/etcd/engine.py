@@ -206,6 +206,13 @@ class EtcdEngine:
     def publish_digest(self, term: Term, digest: StateDigest) -> None:
         self._write(term, put(self._keys.digest, encode(digest)))
 
+    def key_prints(self) -> dict[str, str]:
+        kv = found_in(self._txn(txn([], [get(self._keys.key_prints)], [])), 0)
+        return {} if kv is None else msgspec.json.decode(kv.value, type=dict[str, str])
+
+    def publish_key_prints(self, term: Term, prints: dict[str, str]) -> None:
+        self._write(term, put(self._keys.key_prints, msgspec.json.encode(prints)))
+
     def health(self) -> EngineHealth:
         members = len(self._settings.endpoints)
         try:

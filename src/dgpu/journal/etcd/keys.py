@@ -5,6 +5,7 @@
 <prefix>head                     index, epoch, chain and fence of the last group
 <prefix>floor                    the first index kept, and the chain before it
 <prefix>digest                   index and fingerprint of the leader's state
+<prefix>keys                     fingerprints of the key files that all schedulers need
 <prefix>group/<20 digits>        a group, or the name and number of its parts
 <prefix>part/<20 digits>/<fence>-<chain>/<6 digits>
 <prefix>snapshot                 the snapshot that covers all groups below the floor: index, epoch, chain, parts, hash
@@ -56,6 +57,7 @@ class Keys:
         self.meta, self.leader, self.head = start + b"meta", start + b"leader", start + b"head"
         self.floor, self._groups, self._parts = start + b"floor", start + b"group/", start + b"part/"
         self.snapshot, self.digest = start + b"snapshot", start + b"digest"
+        self.key_prints = start + b"keys"
 
     def group(self, index: int) -> bytes:
         return self._groups + b"%020d" % index

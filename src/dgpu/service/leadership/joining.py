@@ -17,6 +17,7 @@ from dgpu.journal.fetched import begin_from_engine
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.replicated import ReplicatedJournal
 from dgpu.service.follower.words import FOLLOWER_LOCK
+from dgpu.service.leadership.shared_keys import refuse_other_keys
 from dgpu.service.options import OptionsRefused, ServiceOptions
 from dgpu.service.recovery.cluster_file import read_known
 
@@ -36,6 +37,8 @@ def open_copy(options: ServiceOptions, engine: Engine) -> ReplicatedJournal:
             f"continue the old one."
         )
     engine.identify(read_known(directory).cluster_id)
+    if not options.accept_new_keys:
+        refuse_other_keys(directory, engine)
     for _ in range(_FETCHES):
         try:
             return ReplicatedJournal.open(directory, engine, segment_bytes=options.segment_bytes)

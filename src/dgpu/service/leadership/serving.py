@@ -32,6 +32,7 @@ from dgpu.service.leadership.engine_watch import EngineWatch
 from dgpu.service.leadership.joining import open_copy, refuse_other_settings
 from dgpu.service.leadership.peers import Peers
 from dgpu.service.leadership.shared import SharedJournal
+from dgpu.service.leadership.shared_keys import SharedKeys
 from dgpu.service.leadership.standing import Among
 from dgpu.service.leadership.trimming import Trimming
 from dgpu.service.leadership.waiting_room import waiting_room
@@ -173,6 +174,7 @@ class _Life:
                     await self._until_won(candidacy, stopping)
                 try:
                     if candidacy.won.done() and not stopping.done():
+                        await asyncio.to_thread(self._shared_keys(candidacy).lead, candidacy.won.result())
                         await self._lead(parts, candidacy, stopping, trail, output, backend, access)
                 finally:
                     await self._end(parts, candidacy, stopping)
@@ -212,7 +214,11 @@ class _Life:
                 term=lambda: candidacy.machine.term if candidacy.machine.leads else None,
                 differs=candidacy.on_state_differs,
             )
-            async with digests.running(), followed(parts.runtime, parts.follower):
+            async with (
+                digests.running(),
+                self._shared_keys(candidacy).running(),
+                followed(parts.runtime, parts.follower),
+            ):
                 yield parts, candidacy
         finally:
             await candidacy.close(resign=True)
@@ -312,6 +318,16 @@ class _Life:
             if candidacy.over.done():
                 # Before the ports close: nothing that this life still holds may leave.
                 await self._abandon(parts, candidacy)
+
+    def _shared_keys(self, candidacy: Candidacy) -> SharedKeys:
+        machine = candidacy.machine
+        return SharedKeys(
+            self._options.data_dir,
+            self._engine,
+            accept_new=self._options.accept_new_keys,
+            term=lambda: machine.term if machine.leads else None,
+            differs=candidacy.on_state_differs,
+        )
 
     def _trimming(self, parts: Parts, candidacy: Candidacy) -> Trimming:
         loop = asyncio.get_running_loop()
