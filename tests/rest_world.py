@@ -51,6 +51,7 @@ from dgpu.service.rest.http_server import HttpServer
 from dgpu.service.rest.turns import Turns
 from dgpu.service.secrets.details import open_detail
 from dgpu.service.secrets.vault import Vault
+from dgpu.service.task_channels import ChannelStreams
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
@@ -146,6 +147,7 @@ class RestWorld:
         self.oidc_options = oidc  # of the address
         self.turns = Turns()
         self.files = FileStreams(ContentStore(folder / "content", uploads or ContentLimits()))
+        self.channels = ChannelStreams()
         self._ready = threading.Event()
         self._stop: asyncio.Event
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -208,6 +210,7 @@ class RestWorld:
             self.options,
             alerts=self.alerts,
             files=self.files,
+            channels=self.channels,
             doors=self.doors,
             turns=self.turns,
             vault=self.vault,

@@ -19,6 +19,7 @@ from dgpu.agent.fences import Fences
 from dgpu.agent.held import Held, Trees
 from dgpu.agent.launch_as import Launcher
 from integration.agent.keeping import Kept, cpu_ticks, is_alive, wait_for, word
+from integration.agent.terminal_lines import run_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -123,6 +124,20 @@ def test_a_variable_of_a_task_cannot_replace_a_word_of_the_order(kept) -> None:
         assert out in {"", f"{UID}\n"}
         assert ("DGPU_LAUNCH_ are reserved" in end["error"]) == (not out)
     assert out  # a name that is not used is not refused
+
+
+def test_commands_and_terminals_of_a_task_belong_to_its_user_and_its_groups(kept) -> None:
+    kept.spawn(1, "tty; stat -c %u $(tty); sleep 1000", account=ACCOUNT, terminal=True)
+    kept.wait_started(1)
+    assert wait_for(lambda: len(kept.output(1).splitlines()) > 1 and kept.output(1)).split()[1] == b"%d" % UID
+    line = run_in(kept, 1, "id -u; setsid env -i sleep 1000 & echo $!")
+    assert line.wait_closed()["exit_code"] == 0
+    uid, escaped = map(int, line.text.split())
+    assert uid == UID
+    assert is_alive(escaped)
+    kept.send({"stop": [[1, 0, "stopped"]]})
+    kept.wait_ended(1)
+    assert not is_alive(escaped), "its group tells whose it is, although it has no mark and another session"
 
 
 def test_a_task_of_another_user_is_frozen_and_thawed(kept) -> None:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dgpu.agent.keeper_link import connect
 from dgpu.agent.terminal_frames import (
-    CLOSED,
     DATA,
     END,
-    ERRORS,
-    OPEN,
     OPENED,
-    SIZE,
-    SOCKET_NAME,
-    FrameDecoder,
-    encode,
-    encode_json,
 )
 from integration.agent.keeping import Kept, children_of, is_alive, pid_in, wait_for
+from integration.agent.terminal_lines import Line, run_in
 
 
 @pytest.fixture(scope="module")
@@ -44,54 +33,6 @@ def lease() -> int:
 
 
 _last_lease = 0
-
-
-class Line:
-    """One connection, as an agent opens it for a channel."""
-
-    def __init__(self, kept: Kept, lease: int, *, node: str = "n1", **asked: Any) -> None:
-        self._link: socket.socket = connect(Path(kept.settings.directory), SOCKET_NAME)
-        self._link.settimeout(60)
-        self._decoder = FrameDecoder()
-        self.frames: list[tuple[bytes, bytes]] = []
-        self.text = b""
-        self.errors = b""
-        self.closed: dict[str, Any] = {}
-        self._link.sendall(encode_json(OPEN, {"lease": lease, "node": node, **asked}))
-
-    def send(self, kind: bytes, body: bytes = b"") -> None:
-        while not self.frames:  # not before OPENED
-            self._take()
-        self._link.sendall(encode(kind, body))
-
-    def resize(self, rows: int, columns: int) -> None:
-        self.send(SIZE, json.dumps([rows, columns]).encode())
-
-    def wait_text(self, wanted: bytes) -> None:
-        while wanted not in self.text:
-            assert self._take() or wanted in self.text, f"no {wanted!r} in {self.text!r}: {self.closed}"
-
-    def wait_closed(self) -> dict[str, Any]:
-        while self._take():
-            pass
-        return self.closed
-
-    def leave(self) -> None:
-        self._link.close()
-
-    def _take(self) -> bool:
-        received = self._link.recv(65_536)
-        for kind, body in self._decoder.feed(received):
-            self.frames.append((kind, body))
-            self.text += body if kind == DATA else b""
-            self.errors += body if kind == ERRORS else b""
-            if kind == CLOSED:
-                self.closed = json.loads(body)
-        return bool(received) and not self.closed
-
-
-def run_in(kept: Kept, lease: int, command: str, **asked: Any) -> Line:
-    return Line(kept, lease, argv=["/bin/sh", "-c", command], env={}, **asked)
 
 
 def test_a_terminal_takes_input_resizes_and_reports_the_exit_code(kept: Kept, lease: int) -> None:
@@ -174,23 +115,30 @@ def test_a_command_has_the_environment_of_its_run(kept: Kept, lease: int) -> Non
 
 def test_a_command_ends_with_its_run(kept: Kept, lease: int, tmp_path: Path) -> None:
     """Also one that left its session, its terminal and its environment: nothing may use the GPUs after the lease."""
-    kept.spawn(lease, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
+    kept.spawn(lease, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", grace_ms=3_600_000)
     kept.wait_started(lease)
+    shell = Line(kept, lease, argv=["/bin/bash", "--norc", "-i"], env={"PS1": "ready> "}, size=[24, 80])
+    shell.wait_text(b"ready> ")
     line = run_in(kept, lease, f"env -i sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000", size=[24, 80])
     pid = pid_in(tmp_path / "pid")
     (tmp_path / "go").touch()
     assert kept.wait_ended(lease)["exit_code"] == 0
     assert not is_alive(pid)
     assert line.wait_closed()["reason"] == "ended"
+    assert shell.wait_closed()["reason"] == "ended", (
+        "it ignores SIGTERM, and must not use up the grace of the task"
+    )
 
 
 def test_a_command_ends_with_its_client(kept: Kept, lease: int, tmp_path: Path) -> None:
     kept.spawn(lease, "sleep 1000")
     kept.wait_started(lease)
-    line = run_in(kept, lease, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    trap = f"trap 'touch {tmp_path}/hung_up; exit' HUP"
+    line = run_in(kept, lease, f"{trap}; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done")
     pid = pid_in(tmp_path / "pid")
     line.leave()
     wait_for(lambda: not is_alive(pid))
+    assert (tmp_path / "hung_up").exists()
     assert lease not in kept.ended, "the run itself continues"
     kept.send({"stop": [[lease, 0, "stopped"]]})
     kept.wait_ended(lease)
@@ -207,6 +155,25 @@ def test_commands_that_cannot_run_are_refused_with_a_reason(kept: Kept, lease: i
     assert (missing["reason"], missing["detail"]) == ("cannot_start", "no-such-program: command not found")
     kept.send({"stop": [[lease, 0, "stopped"]]})
     kept.wait_ended(lease)
+
+
+def test_a_run_ends_only_when_its_last_words_are_in_its_output(
+    kept: Kept, lease: int, tmp_path: Path
+) -> None:
+    kept.spawn(lease, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo last words", terminal=True)
+    kept.wait_started(lease)
+    _, terminals = sorted(set(children_of(kept.guard_pid)) - {kept.pid})
+    os.kill(terminals, signal.SIGSTOP)
+    try:
+        (tmp_path / "go").touch()
+        wait_for(lambda: not kept.processes(lease))
+        kept.send({"ping": 1})
+        kept.wait_pong()
+        assert lease not in kept.ended
+    finally:
+        os.kill(terminals, signal.SIGCONT)
+    assert kept.wait_ended(lease)["exit_code"] == 0
+    assert kept.output(lease) == b"last words\r\n"
 
 
 def test_other_tasks_survive_the_death_of_the_process_for_terminals(tmp_path: Path) -> None:

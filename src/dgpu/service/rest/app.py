@@ -20,6 +20,7 @@ from dgpu.service.rest.pages import BUNDLE, Pages
 from dgpu.service.rest.request_log import RequestLog
 from dgpu.service.rest.turns import Turns
 from dgpu.service.secrets.vault import Vault
+from dgpu.service.task_channels import ChannelStreams
 from dgpu.service.task_files import FileStreams
 from dgpu.service.task_output.streams import OutputStreams
 from dgpu.service.views.views import Views
@@ -42,13 +43,27 @@ def create_app(
     vault: Vault | None = None,
     trail: AuditTrail | None = None,
     notice_targets: NoticeTargets | None = None,
+    channels: ChannelStreams | None = None,
 ) -> App:
     """Call it in the serving loop. `views` must get every group that `runtime` commits.
 
     Submits, probes and the list of tasks are answered from the start; other calls wait until the frame is loaded.
     """
+    tokens = access.tokens
     backend = Backend(
-        runtime, views, history, output, options, follower, files, doors, turns, access.tokens, vault, trail
+        runtime,
+        views,
+        history,
+        output,
+        options,
+        follower,
+        files,
+        doors,
+        turns,
+        tokens,
+        vault,
+        trail,
+        channels,
     )
     backend.notice_targets = notice_targets
     if alerts is not None:

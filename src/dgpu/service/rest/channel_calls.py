@@ -17,7 +17,7 @@ from dgpu.core.state import ClusterState
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import ProblemError
 from dgpu.service.rest.open_streams import OpenStream
-from dgpu.service.rest.origins import problem
+from dgpu.service.rest.origins import problem, wrong_origin
 from dgpu.service.rest.tasks import Given, Opener, TaskIdText, Who
 from dgpu.service.rest.websocket_end import WebSocketEnd
 from dgpu.service.task_channels import Channel, ChannelRefused, Piece
@@ -113,6 +113,8 @@ async def connect_channel(
                 426, "websocket_needed", "A WebSocket", "This call is a WebSocket: send Upgrade: websocket."
             )
         )
+    if (foreign := wrong_origin(dict(request.scope["headers"]))) is not None:
+        raise ProblemError(foreign)
     channel = rest.offers.claim(channel_id, who)
     if channel is None:
         raise ProblemError(
