@@ -329,4 +329,18 @@ def test_both_are_in_the_description(world: RestWorld) -> None:
 def test_the_documentation_names_every_metric(world: RestWorld) -> None:
     page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
     documented = set(re.findall(r"`(\w+)`", page))
-    assert Scrape(world).declared <= documented
+    declared = Scrape(world).declared
+    assert {name.removeprefix("dgpu_") for name in declared} <= documented | {"build_info"}
+    plain = {name for name in declared if not name.startswith(("dgpu_", "process_"))}
+    assert {f"dgpu_{name}" for name in plain} | {"dgpu_build_info"} == {
+        name for name in declared if name.startswith("dgpu_")
+    }
+
+
+def test_a_metric_has_the_same_samples_under_both_of_its_names(world: RestWorld) -> None:
+    world.submit()
+    lines = world.ask("GET", "/metrics").body.splitlines()
+    plain = [line for line in lines if line.startswith(("task_submitted_total", "gpu_total", "quota_"))]
+    assert len(plain) > 3
+    assert [line for line in lines if f"dgpu_{plain[0]}" == line]
+    assert {f"dgpu_{line}" for line in plain} <= set(lines)

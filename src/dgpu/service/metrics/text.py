@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Literal
@@ -12,6 +13,10 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+PREFIX = "dgpu_"
+_NAMES = re.compile(r"^(# (?:HELP|TYPE) )?(?=[a-z])", re.MULTILINE)
+# Families whose name says already where they come from, or that all programs have.
+_KNOWN_NAMES = re.compile(r"^(?:# (?:HELP|TYPE) )?(?:dgpu|process)_.*\n", re.MULTILINE)
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -56,8 +61,11 @@ class Text:
         self._parts += lines
 
     def encode(self) -> bytes:
+        """Each family twice: by its own name and, after all of these, by the same name with the prefix."""
+        plain = "".join(self._parts)
+        prefixed = _NAMES.sub(rf"\1{PREFIX}", _KNOWN_NAMES.sub("", plain))
         # Model names come from drivers: text that is not UTF-8 must not fail the scrape.
-        return "".join(self._parts).encode("utf-8", "replace")
+        return (plain + prefixed).encode("utf-8", "replace")
 
     def _buckets(self, name: str, pair: str, known: Histogram) -> None:
         before = f"{pair}," if pair else ""
