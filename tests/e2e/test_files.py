@@ -303,3 +303,20 @@ def test_a_task_whose_upload_is_gone_fails_and_says_so(running_site):
     site.good("release", held)
     assert site.dgpu("wait", held).code == 125
     assert "is no longer at the scheduler; submit it again with --upload" in site.task(held)["error"]
+
+
+def test_lines_of_output_are_chosen_by_stream_text_and_time(running_site):
+    """Of a task that runs, from its node, and of one that has ended, from the scheduler."""
+    site = running_site
+    task_id = site.submit("echo out; echo err >&2; until [ -e go ]; do sleep 0.1; done")
+    eventually(lambda: "err" in site.good("logs", task_id).out, "its output")
+    for _ in range(2):
+        assert site.good("logs", task_id, "--stderr").out == "err\n"
+        assert site.good("logs", task_id, "--grep", "^o").out == "out\n"
+        assert site.good("logs", task_id, "--head", "1").out == "out\n"
+        assert site.good("logs", task_id, "--since", "2020-01-01T00:00:00Z", "--tail", "1").out == "err\n"
+        assert "No line" in site.good("logs", task_id, "--since", "2200-01-01T00:00:00Z").err
+        timed = site.good("logs", task_id, "-T").out.splitlines()
+        assert [line.split("Z ")[1] for line in timed] == ["out", "err"]
+        (site.home / "go").touch()
+        assert site.dgpu("wait", task_id).code == 0

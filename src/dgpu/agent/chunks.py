@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
+
+from dgpu.agent.marks import STDOUT, MarkWriter
 
 DEFAULT_CAP_BYTES = 1024**3
 _FILES_PER_CAP = 16
@@ -23,10 +26,13 @@ class ChunkWriter:
         self._file_bytes = self._cap_bytes // _FILES_PER_CAP
         self._fd = -1
         self._starts: list[int] = []
+        self._marks = MarkWriter(directory)
+        self._stream = STDOUT
         self.total_bytes = 0
         self.dropped_bytes = 0
 
-    def append(self, output: bytes) -> None:
+    def append(self, output: bytes, stream: int = STDOUT) -> None:
+        self._stream = stream
         if self.dropped_bytes:
             if not self._write(dropped_mark(self.dropped_bytes)):
                 self.dropped_bytes += len(output)
@@ -46,6 +52,7 @@ class ChunkWriter:
         if self.dropped_bytes and self._write(dropped_mark(self.dropped_bytes)):
             self.dropped_bytes = 0
         self._close_file()
+        self._marks.close()
 
     def _close_file(self) -> None:
         if self._fd >= 0:
@@ -56,6 +63,7 @@ class ChunkWriter:
         try:
             if self._fd < 0 or self.total_bytes - self._starts[-1] >= self._file_bytes:
                 self._next_file()
+            self._marks.note(self.total_bytes, time.time_ns() // 1_000_000, self._stream)
             written = os.write(self._fd, piece)
         except OSError:
             return False

@@ -57,7 +57,7 @@ class Launcher:
         ends: Ends | None = None,
     ) -> Child:
         """Raises OSError and ValueError."""
-        with output_pipe(null, ends) as (output_read, own):
+        with output_pipe(null, ends) as (read_ends, own):
             # The program writes at most once, and far less than the pipe holds: its end may be non-blocking, too.
             status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -66,7 +66,7 @@ class Launcher:
                 pid = None
                 if groups.into >= 0 and ends is None:
                     variables = _with_order([*order, *_entering(groups.entries[1:]), *about], env)
-                    child_fds = (null, own.output, status_write)
+                    child_fds = (null, own.output, own.errors, status_write)
                     pid = self._into.spawn(groups.into, self._program, argv, variables, child_fds)
                 if pid is None:
                     variables = _with_order([*order, *_entering(groups.entries), *about], env)
@@ -76,7 +76,7 @@ class Launcher:
                 raise
             finally:
                 os.close(status_write)
-            return Child(pid, output_read, status_read)
+            return Child(pid, read_ends[0], status_read, read_ends[1])
 
     def _spawn(self, argv: list[str], env: dict[str, str], ends: Ends, status: int) -> int:
         # A descriptor that is copied to itself stays open in the child.

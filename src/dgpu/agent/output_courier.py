@@ -259,6 +259,7 @@ class OutputCourier:
             request_id=ask.request_id,
             offset=read.offset,
             data=data,
+            marks=read.marks,
         )
         if data:
             fetch.offset, fetch.tail_bytes = read.offset + len(data), 0
@@ -301,6 +302,7 @@ class OutputCourier:
             offset=offset,
             data=data,
             last=is_last,
+            marks=read.marks,
         )
         if is_last:
             upload.on_last_sent(now_ms)

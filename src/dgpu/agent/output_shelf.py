@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dgpu.agent import chunks
+from dgpu.agent.marks import read_marks
 from dgpu.agent.output_words import FilesRead, OutputSettled, ReadFiles
 from dgpu.core.model.ids import LeaseId, TaskId
 
@@ -82,6 +83,7 @@ class OutputShelf:
             end=end,
             offset=found_at,
             data=data,
+            marks=read_marks(directory, found_at, found_at + len(data)) if data else b"",
         )
 
     def waits(self, lease_id: LeaseId, size: int) -> bool:

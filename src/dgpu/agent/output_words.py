@@ -38,6 +38,7 @@ class FilesRead(msgspec.Struct, frozen=True, kw_only=True):
     end: int  # bytes that the attempt has written so far
     offset: int  # of data[0]; larger than requested if older bytes were deleted
     data: bytes = b""
+    marks: bytes = b""  # agent.marks, of the data
 
 
 class TimeCame(msgspec.Struct, frozen=True, kw_only=True):

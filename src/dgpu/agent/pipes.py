@@ -6,6 +6,7 @@ import os
 import select
 
 from dgpu.agent.chunks import ChunkWriter
+from dgpu.agent.marks import STDOUT
 from dgpu.agent.store import Record
 
 _READ_BYTES = 64 * 1024
@@ -13,23 +14,32 @@ _MAX_LAST_READS = 16  # per pipe after its tree has ended
 
 
 class _Pipe:
-    __slots__ = ("descriptor", "output")
+    __slots__ = ("descriptor", "output", "stream")
 
-    def __init__(self, descriptor: int, output: ChunkWriter) -> None:
+    def __init__(self, descriptor: int, output: ChunkWriter, stream: int) -> None:
         self.descriptor = descriptor  # -1: every writer has closed it
         self.output = output
+        self.stream = stream
 
 
 class Pipes:
+    """One or two of each run: stderr may have its own. Both go into one output. The system tells which pipe was filled
+    first, so lines keep their order, unless a task writes to both faster than this process reads.
+    """
+
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
         self._by_descriptor: dict[int, _Pipe] = {}
-        self._by_lease: dict[int, _Pipe] = {}
+        self._by_lease: dict[int, list[_Pipe]] = {}
 
-    def open(self, lease: int, descriptor: int, output: ChunkWriter) -> None:
+    def output_of(self, lease: int) -> ChunkWriter | None:
+        pipes = self._by_lease.get(lease)
+        return pipes[0].output if pipes else None
+
+    def open(self, lease: int, descriptor: int, output: ChunkWriter, stream: int = STDOUT) -> None:
         """Takes over the non-blocking reading end of a pipe."""
-        pipe = _Pipe(descriptor, output)
-        self._by_descriptor[descriptor] = self._by_lease[lease] = pipe
+        pipe = self._by_descriptor[descriptor] = _Pipe(descriptor, output, stream)
+        self._by_lease.setdefault(lease, []).append(pipe)
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def serve(self, descriptor: int) -> None:
@@ -39,17 +49,19 @@ class Pipes:
 
     def close(self, lease: int) -> Record:
         """Reads the rest and returns its size. It does not wait for an escaped process that still writes."""
-        pipe = self._by_lease.pop(lease, None)
-        if pipe is None:
+        pipes = self._by_lease.pop(lease, None)
+        if not pipes:
             return {}
-        for _ in range(_MAX_LAST_READS):
-            if pipe.descriptor < 0 or not self._read(pipe):
-                break
-        self._hang_up(pipe)
-        pipe.output.close()
-        told: Record = {"output_bytes": pipe.output.total_bytes}
-        if pipe.output.dropped_bytes:
-            told["output_lost"] = pipe.output.dropped_bytes
+        for pipe in pipes:
+            for _ in range(_MAX_LAST_READS):
+                if pipe.descriptor < 0 or not self._read(pipe):
+                    break
+            self._hang_up(pipe)
+        output = pipes[0].output
+        output.close()
+        told: Record = {"output_bytes": output.total_bytes}
+        if output.dropped_bytes:
+            told["output_lost"] = output.dropped_bytes
         return told
 
     def _read(self, pipe: _Pipe) -> bool:
@@ -62,7 +74,7 @@ class Pipes:
         if not output:
             self._hang_up(pipe)
             return False
-        pipe.output.append(output)
+        pipe.output.append(output, pipe.stream)
         return True
 
     def _hang_up(self, pipe: _Pipe) -> None:

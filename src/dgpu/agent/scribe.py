@@ -76,9 +76,11 @@ class Scribe:
 
     def _obey(self, frame: Frame) -> Frame:
         answer: Frame = {}
-        for lease in frame.get("output", ()):
-            writer = ChunkWriter(Path(f"{self._output_dir}/{lease:d}"), self._cap_bytes)
-            self._pipes.open(lease, self._descriptors.pop(0), writer)
+        for lease, stream in frame.get("output", ()):
+            writer = self._pipes.output_of(lease)
+            if writer is None:
+                writer = ChunkWriter(Path(f"{self._output_dir}/{lease:d}"), self._cap_bytes)
+            self._pipes.open(lease, self._descriptors.pop(0), writer, stream)
         if "end" in frame:
             answer["recorded"] = self._end(frame["end"])
         if "forget" in frame:

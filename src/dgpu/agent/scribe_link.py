@@ -1,6 +1,6 @@
 """The keeper's end of the socket to its scribe. Never blocks. Standard library only.
 
-Frames to the scribe, at most one per round: `output` [lease], with the reading end of a pipe for each; `end`
+Frames to the scribe, at most one per round: `output` [[lease, stream]], with the reading end of a pipe for each; `end`
 [[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name, tmp_name, owner, staged]] of
 runs that need one (an empty name: not this one; `staged`: a directory that gets the name, empty: a new one) and
 `secrets` [[lease, {name: base64}, owner]]; `ping` number. Within a frame they are served in this order.
@@ -16,9 +16,10 @@ import socket
 from typing import Any
 
 from dgpu.agent.frames import Decoder, Frame, encode
+from dgpu.agent.marks import STDERR, STDOUT
 from dgpu.agent.store import Record
 
-MAX_DESCRIPTORS = 64  # per message; the kernel's limit is 253
+MAX_DESCRIPTORS = 128  # per message; the kernel's limit is 253
 _READ_BYTES = 256 * 1024
 _STALLED_MS = 4_000  # without an answer
 
@@ -49,10 +50,12 @@ class ScribeLink:
 
     # -- collected until `flush`
 
-    def output(self, lease: int, descriptor: int) -> None:
-        """Takes over the descriptor."""
-        self._frame.setdefault("output", []).append(lease)
-        self._outputs.append(descriptor)
+    def output(self, lease: int, descriptor: int, errors: int = -1) -> None:
+        """Takes over the descriptors. `errors`: of stderr; -1: it shares the pipe of stdout."""
+        for stream, each in ((STDOUT, descriptor), (STDERR, errors)):
+            if each >= 0:
+                self._frame.setdefault("output", []).append([lease, stream])
+                self._outputs.append(each)
 
     def end(self, lease: int, end: Record, *, reusable: bool) -> None:
         self._frame.setdefault("end", []).append([lease, end, reusable])

@@ -35,6 +35,7 @@ class Child(NamedTuple):
     pid: int
     output_fd: int  # the reading end, non-blocking; -1: the caller gave it its streams
     status_fd: int = -1  # of a child that may hang before its program starts: see spawn_apart
+    errors_fd: int = -1  # as output_fd, for stderr; -1: it shares the pipe of stdout
 
 
 class Ends(NamedTuple):
@@ -70,10 +71,10 @@ class Spawner:
             found = find_program(argv[0], env.get("PATH", os.defpath))
             if isinstance(found, CannotStart):
                 return found
-            with output_pipe(self.null, ends) as (read_end, own):
+            with output_pipe(self.null, ends) as (read_ends, own):
                 with self._limits_of_tasks():
                     pid = self._execute(found, argv, env, stream_actions(own))
-                return Child(pid, read_end)
+                return Child(pid, read_ends[0], errors_fd=read_ends[1])
         except (OSError, ValueError) as error:
             return failure_of(error, argv[0])
 
@@ -118,18 +119,33 @@ class Spawner:
 
 
 @contextlib.contextmanager
-def output_pipe(null: int, ends: Ends | None) -> Iterator[tuple[int, Ends]]:
-    """The reading end of a new pipe and the streams of a child that writes into it; or the given streams.
+def output_pipe(null: int, ends: Ends | None) -> Iterator[tuple[tuple[int, int], Ends]]:
+    """The reading ends of two new pipes, for stdout and stderr, and the streams of a child that writes into them; or
+    the given streams.
 
-    The writing end is closed at the end, the reading end only after an error. Raises OSError.
+    The writing ends are closed at the end, the reading ends only after an error. Raises OSError.
     """
     if ends is not None:
-        yield -1, ends
+        yield (-1, -1), ends
         return
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
+        with _other_pipe() as (errors_read, errors_write):
+            os.set_blocking(read_end, False)
+            yield (read_end, errors_read), Ends(null, write_end, errors_write)
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+
+
+@contextlib.contextmanager
+def _other_pipe() -> Iterator[tuple[int, int]]:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
         os.set_blocking(read_end, False)
-        yield read_end, Ends(null, write_end, write_end)
+        yield read_end, write_end
     except BaseException:
         os.close(read_end)
         raise

@@ -50,7 +50,7 @@ class Apart(NamedTuple):
 
 def spawn_apart(cwd: str, argv: list[str], env: dict[str, str], apart: Apart) -> Child:
     """Raises OSError if the fork fails."""
-    with output_pipe(apart.null, apart.ends) as (output_read, ends):
+    with output_pipe(apart.null, apart.ends) as (read_ends, ends):
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         try:
             keeper = os.getpid()
@@ -63,7 +63,7 @@ def spawn_apart(cwd: str, argv: list[str], env: dict[str, str], apart: Apart) ->
         finally:
             os.close(status_write)
         os.set_blocking(status_read, False)
-        return Child(pid, output_read, status_read)
+        return Child(pid, read_ends[0], status_read, read_ends[1])
 
 
 def read_status(fd: int) -> CannotStart | bool | None:

@@ -25,7 +25,7 @@
 struct order {
     const char *program;
     char **arguments, **environment;
-    int null_fd, output_fd, status_fd;
+    int null_fd, output_fd, errors_fd, status_fd;
     long error; /* of the child */
 };
 
@@ -110,7 +110,7 @@ static void run_child(struct order *order)
     CALL(SYS_setsid, 0, 0, 0, 0);
     CALL(SYS_dup3, order->null_fd, 0, 0, 0);
     CALL(SYS_dup3, order->output_fd, 1, 0, 0);
-    CALL(SYS_dup3, order->output_fd, 2, 0, 0);
+    CALL(SYS_dup3, order->errors_fd, 2, 0, 0);
     CALL(SYS_fcntl, order->status_fd, F_SETFD, 0, 0);
     order->error = CALL(SYS_execve, order->program, order->arguments, order->environment, 0);
     for (;;)
@@ -119,10 +119,10 @@ static void run_child(struct order *order)
 
 /* Returns the pid, or an error below 0. Descriptors 0 to 2 must be in use, and by no descriptor given here. */
 long spawn_into(int group_fd, const char *program, char **arguments, char **environment, int null_fd, int output_fd,
-                int status_fd)
+                int errors_fd, int status_fd)
 {
     char stack[STACK_BYTES] __attribute__((aligned(16)));
-    struct order order = {program, arguments, environment, null_fd, output_fd, status_fd, 0};
+    struct order order = {program, arguments, environment, null_fd, output_fd, errors_fd, status_fd, 0};
     struct clone_order how = {
         .flags = CLONE_VM | CLONE_VFORK | CLONE_CLEAR_SIGHAND | CLONE_INTO_CGROUP,
         .exit_signal = SIGCHLD,

@@ -19,9 +19,9 @@ class SpawnInto:
             self._library.spawn_into.restype = ctypes.c_long
 
     def spawn(
-        self, group: int, program: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]
+        self, group: int, program: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int, int]
     ) -> int | None:
-        """The pid. `fds`: for input, for output, and one more that stays open. Raises ValueError.
+        """The pid. `fds`: for input, output and errors, and one more that stays open. Raises ValueError.
 
         None: the library or the kernel (before Linux 5.7) cannot do it, or the program does not start: posix_spawn then
         tells why.

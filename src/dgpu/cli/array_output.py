@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dgpu.cli.arrays import result
 from dgpu.cli.connection import builtins, is_final, patiently, poll, task_code
@@ -24,10 +24,17 @@ _PAGE = 500
 _MAX_LINE_BYTES = 65_536  # a longer line is shown in parts
 
 Write = Callable[[bytes], None]
+NOTHING: Mapping[str, Any] = {}
 
 
-def show_outputs(client: Client, array: TaskAnswer, write: Callable[[], Write], tail: int | None) -> None:
-    """The first tasks that have started, by id, each below a heading."""
+def show_outputs(
+    client: Client,
+    array: TaskAnswer,
+    write: Callable[[], Write],
+    tail: int | None,
+    chosen: Mapping[str, Any] = NOTHING,
+) -> None:
+    """The first tasks that have started, by id, each below a heading. `chosen`: further arguments of Client.logs."""
     number = array.task_id.removeprefix("task-")
     shown = 0
     for task in _started(client, array.task_id, "running,success,failed,cancelled"):
@@ -37,17 +44,17 @@ def show_outputs(client: Client, array: TaskAnswer, write: Callable[[], Write], 
         put = write()
         gap = "\n" if shown else ""
         put(f"{gap}==> {number}_{task.array_index} ({_state(task)}) <==\n".encode())
-        _copy(client, task, put, tail)
+        _copy(client, task, put, {**chosen, "tail": tail})
         shown += 1
     if not shown:
         note(f"No task of {array.task_id} has started.")
 
 
-def _copy(client: Client, task: TaskAnswer, put: Write, tail: int | None) -> None:
+def _copy(client: Client, task: TaskAnswer, put: Write, chosen: Mapping[str, Any]) -> None:
     """Ends with a line break. The lost output of one task does not hide that of the others."""
     last = b"\n"
     try:
-        for piece in client.logs(task.task_id, tail=tail):
+        for piece in client.logs(task.task_id, **chosen):
             put(piece)
             last = piece[-1:] or last
     except Exception as error:
@@ -61,10 +68,14 @@ def _copy(client: Client, task: TaskAnswer, put: Write, tail: int | None) -> Non
 
 
 def follow_outputs(
-    client: Client, array: TaskAnswer, write: Callable[[], Write], tail: int | None
+    client: Client,
+    array: TaskAnswer,
+    write: Callable[[], Write],
+    tail: int | None,
+    chosen: Mapping[str, Any] = NOTHING,
 ) -> TaskAnswer:
     """Until all tasks have ended. Returns the array."""
-    followers, array_id = _Followers(client, write, tail), array.task_id
+    followers, array_id = _Followers(client, write, tail, chosen), array.task_id
     while True:
         array = patiently(lambda: client.get(array_id))
         is_over = is_final(array)
@@ -108,8 +119,11 @@ def _state(task: TaskAnswer) -> str:
 class _Followers:
     """Threads that copy output. They end with the process, whatever they wait for."""
 
-    def __init__(self, client: Client, write: Callable[[], Write], tail: int | None) -> None:
+    def __init__(
+        self, client: Client, write: Callable[[], Write], tail: int | None, chosen: Mapping[str, Any]
+    ) -> None:
         self._client = client
+        self._chosen = chosen
         self._write = write
         self._tail = tail
         self._lock = threading.Lock()
@@ -145,7 +159,12 @@ class _Followers:
             lines = PrefixedLines(f"[{task.array_index}] ".encode(), self._write(), self._lock)
             try:
                 OutputFollower(
-                    self._client, task.task_id, task.attempt, tail=self._tail, write=lines.feed
+                    self._client,
+                    task.task_id,
+                    task.attempt,
+                    tail=self._tail,
+                    write=lines.feed,
+                    chosen=self._chosen,
                 ).follow()
                 lines.end()
             except Exception as error:  # noqa: BLE001 - the main thread raises it

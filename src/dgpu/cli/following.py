@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from dgpu.cli.failures import ReaderLeft
 
@@ -26,6 +26,7 @@ class OutputFollower:
         tail: int | None = None,
         rank: int | None = None,
         write: Callable[[bytes], None] | None = None,
+        chosen: Mapping[str, Any] | None = None,
     ) -> None:
         from dgpu.client.stream import OutputPlace
 
@@ -34,6 +35,7 @@ class OutputFollower:
         self._attempt = attempt
         self._rank = rank
         self._write = write or write_output
+        self._chosen = dict(chosen or {})  # further arguments of Client.logs
         self._place = OutputPlace(tail)
         self.is_silent = True  # no byte received so far
 
@@ -53,7 +55,12 @@ class OutputFollower:
 
     def _show(self) -> None:
         pieces = self._client.logs(
-            self._task_id, follow=True, tail=self._place.begin(), attempt=self._attempt, rank=self._rank
+            self._task_id,
+            follow=True,
+            tail=self._place.begin(),
+            attempt=self._attempt,
+            rank=self._rank,
+            **self._chosen,
         )
         for fresh in self._place.fresh(pieces):
             self.is_silent = False

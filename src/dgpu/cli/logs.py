@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,10 +11,12 @@ from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
 from dgpu.cli.following import OutputFollower
+from dgpu.cli.formats import in_our_zone
 from dgpu.cli.terminal_output import output_writer
 from dgpu.client.language import waiting
 
 if TYPE_CHECKING:
+    from dgpu.client.sync import Client
     from dgpu.wire.answers import TaskAnswer
 
 app = typer.Typer(add_completion=False)
@@ -27,6 +30,18 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
     ] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", metavar="N", min=0, help="Only the first N lines.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="Only newer lines: 10m, 2h, or 2026-11-18T08:00:00Z."),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match: 'loss|error'.")
+    ] = None,
+    times: Annotated[bool, typer.Option("--times", "-T", help="The time before each line, in UTC.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Only stderr.")] = False,
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="Number of an earlier attempt.")
     ] = None,
@@ -42,27 +57,53 @@ def logs(
     Of an array, the output of its tasks one after another. With -f, lines begin with the index of their task.
     On a terminal, control sequences other than colours are shown as "?". In a pipe nothing is changed.
     """
-    client = connect(flags_of(ctx))
-    write = output_writer(raw=raw)
+    if head is not None and tail is not None:
+        raise typer.BadParameter("--head and --tail exclude each other")
     (task_id,) = parse_ids([task])
+    chosen: dict[str, Any] = {
+        "head": head,
+        "since": None if since is None else _moment(since),
+        "grep": grep,
+        "times": times,
+        "stream": "stderr" if stderr else None,
+    }
+    _show(connect(flags_of(ctx)), task_id, attempt, rank, tail, chosen, follow=follow, raw=raw)
+
+
+def _show(
+    client: Client,
+    task_id: str,
+    attempt: int | None,
+    rank: int | None,
+    tail: int | None,
+    chosen: dict[str, Any],
+    *,
+    follow: bool,
+    raw: bool,
+) -> None:
+    """`chosen`: further arguments of Client.logs."""
     found = client.get(task_id)
     if found.array is not None and found.array.count > 1:
         if attempt is not None or rank is not None:
-            raise typer.BadParameter(f"--attempt and --rank are of one task; name it, for example {task}_0")
+            name = task_id.removeprefix("task-")
+            raise typer.BadParameter(f"--attempt and --rank are of one task; name it, for example {name}_0")
         show = follow_outputs if follow else show_outputs
-        show(client, found, lambda: output_writer(raw=raw), tail)
+        show(client, found, lambda: output_writer(raw=raw), tail, chosen)
         return
+    write = output_writer(raw=raw)
     if follow:
-        output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank, write=write)
+        output = OutputFollower(client, task_id, attempt, tail=tail, rank=rank, write=write, chosen=chosen)
         output.follow()
         if not output.is_silent:
             return
     empty = True
-    for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank):
+    for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank, **chosen):
         empty = False
         write(piece)
-    if empty and tail != 0:
-        note(_nothing(client.get(task_id), attempt))
+    if not empty or 0 in {tail, chosen["head"]}:
+        return
+    is_choice = any(chosen[name] is not None for name in ("grep", "since", "stream"))
+    note("No line of the output matches." if is_choice else _nothing(client.get(task_id), attempt))
 
 
 def _nothing(found: TaskAnswer, attempt: int | None) -> str:
@@ -72,3 +113,13 @@ def _nothing(found: TaskAnswer, attempt: int | None) -> str:
     if attempt is not None and attempt != found.attempt:
         return f"Attempt {attempt} of {found.task_id} has written nothing."
     return f"{found.task_id} has written nothing{' yet' if found.status == 'running' else ''}: {state}"
+
+
+def _moment(text: str) -> str | None:
+    """An age becomes a time: a follower that asks again must mean the same moment."""
+    from dgpu.wire.time_range import duration_ms
+
+    ago_ms = duration_ms(text)
+    if ago_ms is None:
+        return in_our_zone(text)
+    return (dt.datetime.now(dt.UTC) - dt.timedelta(milliseconds=ago_ms)).isoformat(timespec="milliseconds")

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dgpu.cli.failures import note
-from dgpu.client.upload_calls import is_digest
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -22,6 +21,8 @@ def with_uploads(
     """The tasks with names of stored uploads in place of directories. A preview needs no upload."""
     if not is_sent:
         return [{name: value for name, value in task.items() if name != "upload"} for task in tasks]
+    from dgpu.client.upload_calls import is_digest
+
     sent: dict[tuple[str, str | None], str] = {}
     filled = []
     for task in tasks:

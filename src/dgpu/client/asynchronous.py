@@ -7,9 +7,9 @@ import os
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
@@ -18,19 +18,18 @@ from dgpu.client.calls import Calls
 from dgpu.client.errors import BadRequest, DgpuError, NotFound, Unreachable, why_unreachable
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import check_whole, download_path
+from dgpu.client.matching import MatchingLines, matching_later
 from dgpu.client.renewal import is_ending, token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
 from dgpu.client.server import Server, locate
 from dgpu.client.stream import KEEPALIVE, SILENCE_SECONDS, Breaks, EventParser, OutputPlace, ServerEvent
-from dgpu.client.task_calls import logs_path, submit_parts
-from dgpu.client.upload_calls import is_digest, put_upload
+from dgpu.client.task_calls import LogsQuery, logs_path, submit_parts
+from dgpu.client.upload_calls import is_digest, length_of, pieces_of, put_upload
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
 
 if TYPE_CHECKING:
     import httpx
-
-_PIECE_BYTES = 256 * 1024  # of a file that is sent
 
 T = TypeVar("T")
 
@@ -152,19 +151,31 @@ class AsyncClient(Calls, Awaited):
         tail: int | None = None,
         attempt: int | None = None,
         rank: int | None = None,
+        head: int | None = None,
+        since: str | datetime | None = None,
+        times: bool = False,
+        stream: Literal["stdout", "stderr"] | None = None,
+        grep: str | None = None,
     ) -> AsyncGenerator[bytes]:
         """The output in pieces as they arrive; with `follow` until the task has ended.
 
         A followed output that breaks continues at the same place, also at another scheduler.
+
+        `head` and `tail` count lines. `since` is an age like `10m` or a time. `times` puts the time before each line.
+        `stream` leaves out the other stream. `grep` is a regular expression, which is searched here; the scheduler
+        applies the other arguments.
         """
-        place = OutputPlace(tail)
+        asked = LogsQuery(follow, tail, head, attempt, rank, since, times, stream, grep)
+        place = OutputPlace(None if grep is not None else tail)
+        lines = None if grep is None else MatchingLines(grep, head=head, tail=tail)
 
         def open_stream() -> Awaitable[httpx.Response]:
-            path = logs_path(task_id, follow=follow, tail=place.begin(), attempt=attempt, rank=rank)
+            path = logs_path(task_id, asked, place.begin())
             return self._open(path, None if follow else self._timeout_seconds)
 
         breaks = Breaks(self._retries if follow else 0)
-        return self._resumed(open_stream, lambda got: _fresh(got, place), breaks, is_endless=False)
+        pieces = self._resumed(open_stream, lambda got: _fresh(got, place), breaks, is_endless=False)
+        return pieces if lines is None else matching_later(pieces, lines)
 
     async def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None
@@ -260,8 +271,8 @@ class AsyncClient(Calls, Awaited):
                 response = await self._http.request(
                     request.method,
                     turn.server.url + request.path,
-                    content=request.body if request.file is None else _pieces_of(request.file),
-                    headers=headers_of(request, await _token(turn.server)) | _length_of(request.file),
+                    content=request.body if request.file is None else pieces_of(request.file),
+                    headers=headers_of(request, await _token(turn.server)) | length_of(request.file),
                     timeout=self._limits(turn.timeout_seconds, connect=turn.connect_seconds),
                 )
                 answer = answer_of(response.status_code, response.content, response.headers.get)
@@ -351,16 +362,6 @@ class AsyncClient(Calls, Awaited):
 
     def _failure(self, error: BaseException) -> Failure:
         return Failure(error, was_sent=not isinstance(error, self._not_sent), is_http=_is_http(error))
-
-
-def _length_of(file: Path | None) -> dict[str, str]:
-    return {} if file is None else {"Content-Length": str(file.stat().st_size)}
-
-
-async def _pieces_of(path: Path) -> AsyncIterator[bytes]:
-    with path.open("rb") as file:
-        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
-            yield piece
 
 
 def _is_http(error: BaseException) -> bool:

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
@@ -20,12 +21,13 @@ from dgpu.client.calls import Calls
 from dgpu.client.errors import DgpuError, NotFound
 from dgpu.client.fields import Filters
 from dgpu.client.file_calls import download_path, whole
+from dgpu.client.matching import MatchingLines, matching
 from dgpu.client.renewal import token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
 from dgpu.client.server import locate
 from dgpu.client.stream import SILENCE_SECONDS, EventParser, OutputPlace, ServerEvent
 from dgpu.client.sync_stream import BROKEN, Stream, connect, is_http, read_events, read_pieces, resumed
-from dgpu.client.task_calls import logs_path, submit_parts
+from dgpu.client.task_calls import LogsQuery, logs_path, submit_parts
 from dgpu.client.upload_calls import CountedFile, Progress, is_digest, put_upload
 from dgpu.wire import answers
 from dgpu.wire.file_answers import FileEntry
@@ -151,20 +153,33 @@ class Client(Calls, Blocking):
         tail: int | None = None,
         attempt: int | None = None,
         rank: int | None = None,
+        head: int | None = None,
+        since: str | datetime | None = None,
+        times: bool = False,
+        stream: Literal["stdout", "stderr"] | None = None,
+        grep: str | None = None,
     ) -> Generator[bytes, None, None]:
         """The output in pieces as they arrive; with `follow` until the task has ended.
 
         A followed output that breaks continues at the same place, also at another scheduler.
+
+        `head` and `tail` count lines. `since` is an age like `10m` or a time. `times` puts the time before each line.
+        `stream` leaves out the other stream. `grep` is a regular expression, which is searched here; the scheduler
+        applies the other arguments.
         """
-        place = OutputPlace(tail)
+        asked = LogsQuery(follow, tail, head, attempt, rank, since, times, stream, grep)
+        place = OutputPlace(None if grep is not None else tail)
+        lines = None if grep is None else MatchingLines(grep, head=head, tail=tail)
 
         def open_stream() -> Stream:
-            path = logs_path(task_id, follow=follow, tail=place.begin(), attempt=attempt, rank=rank)
+            path = logs_path(task_id, asked, place.begin())
             return self._open(path, None if follow else self._timeout_seconds, is_waited_for=not follow)
 
-        if not follow:
-            return read_pieces(open_stream())
-        return place.fresh(resumed(open_stream, read_pieces, self._retries, is_endless=False))
+        if follow:
+            pieces = place.fresh(resumed(open_stream, read_pieces, self._retries, is_endless=False))
+        else:
+            pieces = read_pieces(open_stream())
+        return pieces if lines is None else matching(pieces, lines)
 
     def files(
         self, task_id: str | int, path: str = "", *, attempt: int | None = None, rank: int | None = None

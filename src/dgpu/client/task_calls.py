@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, Unpack
 
 from dgpu.client.begin_times import with_begin_time
 from dgpu.client.call import Call
@@ -158,11 +159,37 @@ def submit_parts(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Request[answers
         yield _part(part)
 
 
-def logs_path(
-    task_id: str | int, *, follow: bool, tail: int | None, attempt: int | None, rank: int | None
-) -> str:
-    follows = "true" if follow else None
-    return api_path("tasks", task_id, "logs", follow=follows, tail=tail, attempt=attempt, rank=rank)
+class LogsQuery(NamedTuple):
+    """What of a task's output is wanted."""
+
+    follow: bool = False
+    tail: int | None = None
+    head: int | None = None
+    attempt: int | None = None
+    rank: int | None = None
+    since: str | datetime | None = None
+    times: bool = False
+    stream: Literal["stdout", "stderr"] | None = None
+    grep: str | None = None
+
+
+def logs_path(task_id: str | int, asked: LogsQuery, tail: int | None) -> str:
+    """Lines are counted by the scheduler, unless a pattern chooses them here."""
+    is_here = asked.grep is not None
+    since = asked.since.astimezone(UTC).isoformat() if isinstance(asked.since, datetime) else asked.since
+    return api_path(
+        "tasks",
+        task_id,
+        "logs",
+        follow="true" if asked.follow else None,
+        tail=None if is_here else tail,
+        head=None if is_here else asked.head,
+        attempt=asked.attempt,
+        rank=asked.rank,
+        since=since,
+        times="true" if asked.times else None,
+        stream=asked.stream,
+    )
 
 
 def _part(tasks: list[bytes]) -> Request[answers.SubmittedMany]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -11,6 +11,8 @@ from typing import BinaryIO, Self
 from dgpu.client.call import Call
 from dgpu.client.request import Request, api_path
 from dgpu.wire.upload_answers import UploadAnswer, UploadRoom
+
+_PIECE_BYTES = 256 * 1024
 
 Progress = Callable[[str, int, int], None]  # packing or sending, bytes so far, bytes in all
 
@@ -37,6 +39,18 @@ def put_upload(sha256: str, path: Path, tenant: str | None) -> Request[UploadAns
 def is_digest(upload: object) -> bool:
     """A finished upload; otherwise it is a directory."""
     return isinstance(upload, str) and len(upload) == 64 and not set(upload) - set("0123456789abcdef")
+
+
+def length_of(file: Path | None) -> dict[str, str]:
+    return {} if file is None else {"Content-Length": str(file.stat().st_size)}
+
+
+async def pieces_of(path: Path) -> AsyncIterator[bytes]:
+    import asyncio  # only for clients that have it anyway
+
+    with path.open("rb") as file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
 
 
 class CountedFile:

@@ -138,7 +138,7 @@ class Kept:
 
     def output(self, lease: int) -> bytes:
         folder = self.directory / "output" / str(lease)
-        return b"".join(file.read_bytes() for file in sorted(folder.iterdir())) if folder.exists() else b""
+        return b"".join(file.read_bytes() for file in sorted(folder.glob("[0-9]*")))
 
     def processes(self, lease: int | None = None) -> set[int]:
         """Living ones that carry the keeper's mark, straight from /proc."""

@@ -294,7 +294,7 @@ def test_only_the_first_and_the_last_bytes_of_long_output_are_kept(tmp_path) -> 
         end = kept.wait_ended(1)
         whole = "".join(f"{i}\n" for i in range(40_000)).encode()
         assert end["output_bytes"] == len(whole)
-        files = sorted((tmp_path / "output" / "1").iterdir())
+        files = sorted((tmp_path / "output" / "1").glob("[0-9]*"))
         assert files[0].read_bytes() == whole[:5_000]
         assert b"".join(file.read_bytes() for file in files[1:]) == whole[int(files[1].name) :]
         assert 60_000 <= len(kept.output(1)) <= 80_000

@@ -12,7 +12,7 @@ import pytest
 
 from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.service.rest.backend import RestOptions
-from dgpu.service.rest.streams import tail_of
+from dgpu.service.task_output.lines import tail_of
 from dgpu.service.task_output.recent import Recent
 from dgpu.wire.proto import agent_pb2 as pb
 from rest_world import RestWorld

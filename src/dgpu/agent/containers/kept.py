@@ -112,26 +112,30 @@ class ContainerRunners:
         }
         try:
             output_read, output_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            errors_read, errors_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             words_read, words_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             return failure_of(error, "container"), None
         try:
             os.set_blocking(output_write, True)
+            os.set_blocking(errors_write, True)
             os.set_blocking(words_write, True)
-            pid = self._execute(lease, spec, output_write, words_write)
+            pid = self._execute(lease, spec, (output_write, errors_write, words_write))
         except OSError as error:
             os.close(output_read)
+            os.close(errors_read)
             os.close(words_read)
             return failure_of(error, "container"), None
         finally:
             os.close(output_write)
+            os.close(errors_write)
             os.close(words_write)
-        return Child(pid, output_read), Container(words_read)
+        return Child(pid, output_read, errors_fd=errors_read), Container(words_read)
 
     def sweep(self, lease: int, socket: str) -> int:
         """The pid of a process that ends when the engine has no such container. Raises OSError."""
         spec = {"action": "remove", "name": container_name(self._keeper_id, lease), "socket": socket}
-        return self._execute(lease, spec, self._null, self._null)
+        return self._execute(lease, spec, (self._null, self._null, self._null))
 
     def open(self, held: Held, container: Container) -> None:
         held.container = container
@@ -148,7 +152,7 @@ class ContainerRunners:
             os.close(container.words_fd)
             container.words_fd = -1
 
-    def _execute(self, lease: int, spec: dict[str, Any], output: int, words: int) -> int:
+    def _execute(self, lease: int, spec: dict[str, Any], fds: tuple[int, int, int]) -> int:
         """The spec goes through memory: a command line and an environment can be read by others."""
         told = os.memfd_create("container", os.MFD_CLOEXEC)
         try:
@@ -156,9 +160,9 @@ class ContainerRunners:
             os.lseek(told, 0, os.SEEK_SET)
             actions = [
                 (os.POSIX_SPAWN_DUP2, told, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_DUP2, output, 2),
-                (os.POSIX_SPAWN_DUP2, words, WORDS_FD),
+                (os.POSIX_SPAWN_DUP2, fds[0], 1),
+                (os.POSIX_SPAWN_DUP2, fds[1], 2),
+                (os.POSIX_SPAWN_DUP2, fds[2], WORDS_FD),
             ]
             script = str(Path(runner_main.__file__))
             argv = [sys.executable, "-I", "-S", "-X", "utf8", script, f"lease-{lease:d}"]

@@ -37,6 +37,7 @@ _REMOVE_TRIES = 3
 _SIGNAL_TRIES = 100
 _SIGNAL_AGAIN_SECONDS = 0.1
 _HEADER = struct.Struct(">BxxxI")  # stream and length of a piece of output
+_STDERR = 2  # in it
 _NO_SUCH_COMMAND = ("executable file not found", "command that was not found", "no such file or directory")
 _NOT_EXECUTABLE = ("permission denied", "is a directory", "not a directory", "exec format error")
 
@@ -235,10 +236,10 @@ def _copy_output(response: http.client.HTTPResponse) -> None:
     """Both streams, in the order in which the engine sends their pieces."""
     with contextlib.suppress(OSError, http.client.HTTPException), response:
         while len(header := response.read(_HEADER.size)) == _HEADER.size:
-            _, left = _HEADER.unpack(header)
+            stream, left = _HEADER.unpack(header)
             while left and (piece := response.read1(left)):
                 left -= len(piece)
-                _write(1, piece)
+                _write(2 if stream == _STDERR else 1, piece)
 
 
 def _note(text: str) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Request, get
 from litestar.params import QueryParameter
 from litestar.response import Stream
@@ -16,8 +17,18 @@ from dgpu.service.access.audiences import TooManyAudiences
 from dgpu.service.copies.copies import Doubt
 from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend, ProblemError, too_many_audiences
+from dgpu.service.rest.line_queries import (
+    GrepQuery,
+    HeadQuery,
+    SinceQuery,
+    StreamQuery,
+    TailQuery,
+    TimesQuery,
+    wanted_lines,
+)
 from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.tasks import Given, Opener, TaskIdText, Who
+from dgpu.service.task_output.lines import MAX_TAIL_BYTES, NoMarks, Wanted, chosen_lines, last_lines
 from dgpu.service.task_output.reading import OutputState, OutputUnavailable
 from dgpu.wire.answers import Problem, TaskAnswer, instant_or_none
 from dgpu.wire.json_body import BadRequest
@@ -25,14 +36,11 @@ from dgpu.wire.output_answers import ByteRange, OutputAnswer
 from dgpu.wire.ranks import run_number
 from dgpu.wire.wall_time import SHOWN
 
-MAX_TAIL_LINES = 1_000_000
-MAX_TAIL_BYTES = 4 << 20
 TAIL_LINE_BYTES = 1_024  # a guess of the length of a line, to request enough from the agent
 
 FollowQuery = Annotated[
     str | None, QueryParameter(description="true: stay until the task has ended.", required=False)
 ]
-TailQuery = Annotated[str | None, QueryParameter(description="Only this many last lines.", required=False)]
 RankQuery = Annotated[
     str | None, QueryParameter(description="Rank of a multi-node task; 0 if absent.", required=False)
 ]
@@ -50,7 +58,8 @@ AttemptQuery = Annotated[
     "in the text. The scheduler stores the first and the last bytes of an attempt; the rest comes from its node, while "
     "it is connected and has it. For an ended attempt, headers precede the text: X-Dgpu-Output-Bytes (the total "
     "written) and, if some of it is not available now, X-Dgpu-Output-Missing (ranges like 1048576-23068672, "
-    "the second number excluded).",
+    "the second number excluded). since, times and stream need marks, which agents of earlier versions did not write: "
+    "409 `no_times`. grep looks for plain text.",
     media_type="text/plain",
 )
 async def task_logs(
@@ -62,25 +71,35 @@ async def task_logs(
     tail: TailQuery = None,
     attempt: AttemptQuery = None,
     rank: RankQuery = None,
+    since: SinceQuery = None,
+    grep: GrepQuery = None,
+    times: TimesQuery = None,
+    stream: StreamQuery = None,
+    head: HeadQuery = None,
 ) -> Stream:
     number = listing.task_id_of(task_id)
     follows = listing.parse_flag("follow", follow)
-    lines = None if tail is None else listing.parse_whole("tail", tail, 0, MAX_TAIL_LINES)
+    now_ms = rest.runtime.now_ms()
+    wanted = wanted_lines(now_ms, since=since, grep=grep, times=times, stream=stream, head=head, tail=tail)
     which = 0 if attempt is None else listing.parse_whole("attempt", attempt, 1, 1_000_000)
     which_rank = 0 if rank is None else listing.parse_whole("rank", rank, 0, MAX_NODES - 1)
     task = await listing.find_task(rest, who, number)  # unknown: 404 before the stream starts
     if which_rank >= task.nodes:
         raise ProblemError(_no_rank(task))
-    pieces = _pieces(rest, opener(), number, which, lines, follows=follows, rank=which_rank)
+    pieces = _pieces(rest, opener(), number, which, wanted, follows=follows, rank=which_rank)
     try:
         first = await anext(pieces, None)
     except OutputUnavailable as error:
         await pieces.aclose()
         raise _unavailable(Doubt(str(error), passes=rest.output.is_settling)) from None
+    except NoMarks:
+        await pieces.aclose()
+        raise ProblemError(_no_times(task)) from None
     except BaseException:
         await pieces.aclose()
         raise
-    if not (first or follows or lines == 0) and (doubt := await _doubt(rest, task, which, which_rank)):
+    is_empty = (first is None or (wanted.is_plain and not first)) and 0 not in {wanted.tail, wanted.head}
+    if is_empty and not follows and (doubt := await _doubt(rest, task, which, which_rank)):
         await pieces.aclose()
         raise _unavailable(doubt)
     headers = {"x-accel-buffering": "no"}
@@ -172,14 +191,27 @@ def _no_rank(task: TaskAnswer) -> Problem:
     )
 
 
+def _no_times(task: TaskAnswer) -> Problem:
+    detail = (
+        f"The output of {task.task_id} has no times and no marks of its streams: it was written by an agent of an "
+        "earlier version. Leave out since, times and stream."
+    )
+    return Problem(
+        status=409, title="No times", code="no_times", detail=detail, facts={"task_id": task.task_id}
+    )
+
+
 async def _rest_of(first: bytes | None, pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
     try:
         if first:
             yield first
         async for piece in pieces:
-            yield piece
+            if piece:
+                yield piece
     except OutputUnavailable as error:
         yield f"\n[dgpu: the rest of the output is not available: {error}]\n".encode()
+    except NoMarks:  # of a later attempt
+        yield b"\n[dgpu: the rest of the output has no times]\n"
     finally:
         await pieces.aclose()
 
@@ -189,50 +221,30 @@ async def _pieces(
     opened: OpenStream,
     task_id: TaskId,
     attempt: int,
-    lines: int | None,
+    wanted: Wanted,
     *,
     follows: bool,
     rank: int = 0,
 ) -> AsyncGenerator[bytes, None]:
-    """The first piece comes as soon as it is known that there is one; it may be empty while following."""
+    """The first piece comes as soon as it is known that there is one; it may be empty."""
     try:
-        if lines == 0 and not follows:
+        if 0 in {wanted.tail, wanted.head} and not follows:
             return
-        tail_bytes = 0 if lines is None else min(MAX_TAIL_BYTES, max(1, lines) * TAIL_LINE_BYTES)
+        # Chosen lines are counted after the choice, so all of the output is read; a follower gets the last lines first.
+        is_cut = wanted.tail is not None and (follows or wanted.is_plain)
+        tail_bytes = min(MAX_TAIL_BYTES, max(1, wanted.tail or 0) * TAIL_LINE_BYTES) if is_cut else 0
         pieces = rest.output.read(task_id, attempt, tail_bytes, follow=follows, rank=rank)
-        if follows and lines is None:
+        if follows and wanted.tail is None:
             yield b""  # the answer begins at once, although the task may wait for hours
-        if lines is None:
-            async for piece in pieces:
-                yield piece
-        else:
-            async for piece in _last_lines(pieces, lines, follows=follows):
-                yield piece
+        if is_cut and wanted.tail is not None:
+            pieces = last_lines(pieces, wanted.tail, follows=follows)
+            wanted = msgspec.structs.replace(wanted, tail=None)
+        async for piece in (
+            pieces if wanted.is_plain and wanted.tail is None else chosen_lines(pieces, wanted)
+        ):
+            yield piece
     finally:
         opened.close()
-
-
-async def _last_lines(pieces: AsyncIterator[bytes], lines: int, *, follows: bool) -> AsyncIterator[bytes]:
-    """The first piece of a followed tail contains the earlier output; a finished output is cut as a whole."""
-    if follows:
-        async for piece in pieces:
-            yield tail_of(piece, lines)
-            break
-        async for piece in pieces:
-            yield piece
-        return
-    yield tail_of(b"".join([piece async for piece in pieces]), lines)
-
-
-def tail_of(text: bytes, lines: int) -> bytes:
-    if lines == 0:
-        return b""
-    place = len(text) - 1 if text.endswith(b"\n") else len(text)
-    for _ in range(lines):
-        place = text.rfind(b"\n", 0, place)
-        if place < 0:
-            return text
-    return text[place + 1 :]
 
 
 @get(

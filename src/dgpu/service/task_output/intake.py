@@ -37,6 +37,7 @@ from dgpu.service.task_output.intake_words import (
     TellAgent,
 )
 from dgpu.service.task_output.links import WINDOW_BYTES, Fetch, Link, Upload
+from dgpu.service.task_output.marked import MAX_MARKS_BYTES, MarkedBytes
 from dgpu.service.task_output.pack import OutputPart
 from dgpu.service.task_output.recent import Recent
 from dgpu.wire.proto import agent_pb2 as pb
@@ -196,7 +197,7 @@ class OutputIntake:
             Deliver(
                 request_id=chunk.request_id,
                 offset=chunk.offset,
-                data=chunk.data,
+                data=MarkedBytes(chunk.data, chunk.offset, chunk.marks[:MAX_MARKS_BYTES]),
                 ended=ended,
                 paused=paused,
                 error=chunk.error,
@@ -295,6 +296,7 @@ class OutputIntake:
         if not upload.content:
             upload.offset = chunk.offset
         upload.content += chunk.data
+        upload.marks += chunk.marks[: max(0, MAX_MARKS_BYTES - len(upload.marks))]
         if chunk.last:
             end = max(chunk.end, chunk.offset + len(chunk.data))
             kept_until_ms = now_ms + chunk.kept_ms if chunk.kept_ms else 0
@@ -313,8 +315,9 @@ class OutputIntake:
             content=bytes(upload.content),
             end=end,
             kept_until_ms=kept_until_ms,
+            marks=bytes(upload.marks),
         )
-        upload.content = bytearray()
+        upload.content, upload.marks = bytearray(), bytearray()
         self._unstored.append((link, upload, part))
         self._unstored_bytes += len(part.content)
 

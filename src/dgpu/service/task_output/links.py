@@ -12,7 +12,17 @@ WINDOW_BYTES = 1 << 20  # a stream's credit
 class Upload:
     """The output of one ended attempt during its arrival."""
 
-    __slots__ = ("attempt", "content", "failed", "held_back", "lease_id", "offset", "reached", "task_id")
+    __slots__ = (
+        "attempt",
+        "content",
+        "failed",
+        "held_back",
+        "lease_id",
+        "marks",
+        "offset",
+        "reached",
+        "task_id",
+    )
 
     def __init__(self, chunk: pb.OutputChunk) -> None:
         self.lease_id = LeaseId(chunk.lease_id)
@@ -20,6 +30,7 @@ class Upload:
         self.attempt = chunk.attempt
         self.offset = 0
         self.content = bytearray()
+        self.marks = bytearray()  # of the content
         self.reached = 0  # all bytes before this offset have arrived; -1: some are missing
         self.held_back: list[pb.OutputChunk] | None = []  # None: the holder is known
         self.failed = False  # a part could not be stored

@@ -40,6 +40,7 @@ class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes
     end: int = -1  # total size of the attempt's output, in its last part; -1: more parts follow
     kept_until_ms: int = 0  # how long the node keeps all of it, at most, in the last part; 0: not at all
+    marks: bytes = b""  # agent.marks: when the content was written; empty: not known
 
     @property
     def is_last(self) -> bool:
@@ -61,6 +62,8 @@ class _Front(msgspec.Struct, frozen=True):
 
 def encode(part: OutputPart) -> bytes:
     packed = zlib.compress(part.content, 1)
+    if part.marks:
+        packed += zlib.compress(part.marks, 1)  # a second stream, which earlier versions do not read
     node = part.node_id.encode()[:MAX_NODE_BYTES]
     body = node + packed
     front = _HEADER.pack(
@@ -93,7 +96,8 @@ def decode(content: bytes) -> OutputPart | None:
     if len(raw) != front.raw_bytes:
         return None
     node = NodeId(body[: front.node_bytes].decode(errors="replace"))
-    return msgspec.structs.replace(front.part, content=raw, node_id=node)
+    marks = zlib.decompressobj().decompress(unpacking.unused_data, MAX_ENTRY_BYTES)
+    return msgspec.structs.replace(front.part, content=raw, node_id=node, marks=marks)
 
 
 def scan(path: Path, start: int) -> Iterator[tuple[int, int, OutputPart]]:

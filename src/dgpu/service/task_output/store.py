@@ -36,6 +36,7 @@ from dgpu.service.task_output.index import (
     open_index,
     row_of,
 )
+from dgpu.service.task_output.marked import MarkedBytes
 from dgpu.service.task_output.pack import (
     FRONT_BYTES,
     MAX_ENTRY_BYTES,
@@ -141,7 +142,7 @@ class LogStore:
             part = self.read(row[1], row[2])
             if part is not None and part.offset + len(part.content) > offset:
                 begin = max(offset, part.offset)
-                return begin, part.content[begin - part.offset :]
+                return begin, MarkedBytes(part.content[begin - part.offset :], begin, part.marks)
             if row[0] <= offset:
                 return None
             offset = row[0]  # damaged, or expired meanwhile
