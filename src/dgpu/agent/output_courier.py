@@ -116,7 +116,10 @@ class OutputCourier:
 
     def wake_at_ms(self, now_ms: int) -> int:
         """When to send TimeCame if nothing else happens."""
-        times = [fetch.look_at_ms for fetch in self._fetches.values() if fetch.look_at_ms > now_ms]
+        is_idle = self._is_open and not self._is_writing and self._reading is None
+        is_idle = is_idle and self._credit >= MIN_CREDIT_BYTES
+        # A look may have become due since the last input: without a wake, its reader would wait for ever.
+        times = [fetch.look_at_ms for fetch in self._fetches.values() if is_idle or fetch.look_at_ms > now_ms]
         times += [
             upload.sent_at_ms + RESEND_MS
             for upload in self._uploads.values()

@@ -332,6 +332,7 @@ def test_a_followed_attempt_is_looked_at_until_it_has_ended(desk) -> None:
     desk.fetch(request_id=5, lease_id=1, follow=True)
     assert [chunk.data for chunk in desk.drain()] == [b"one"]
     assert desk.courier.wake_at_ms(0) == LOOK_MS
+    assert desk.courier.wake_at_ms(LOOK_MS + 50) == LOOK_MS  # it became due on the way to the timer
     desk.write(L1, b"one two")
     desk.running.clear()
     desk.now_ms = LOOK_MS
