@@ -11,12 +11,17 @@ import msgspec
 import pytest
 
 from dgpu.core.model.settings import Settings
+from dgpu.journal.checkpoint import last_index
 from dgpu.journal.engine import EngineRefused
-from dgpu.journal.memory_engine import SharedState
+from dgpu.journal.errors import NewerVersion
+from dgpu.journal.format import encode_record
+from dgpu.journal.memory_engine import MemoryEngine, SharedState
 from dgpu.service.access.key_file import new_key, write_keys
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.options import OptionsRefused
 from dgpu.wire.isolation import Isolation
+from dgpu.wire.records import SCHEMA
+from engine_contract import elected
 from integration.service.members import Member
 
 pytestmark = pytest.mark.timeout(180)
@@ -264,6 +269,26 @@ async def test_a_directory_of_another_cluster_is_refused_by_name(
     with pytest.raises(EngineRefused, match="cluster"):
         await stranger.start()
         await stranger.serving
+
+
+async def test_a_version_older_than_the_journal_is_refused_by_name(tmp_path: Path) -> None:
+    """It would drop fields that it does not know. Nothing of the group is stored."""
+    shared = SharedState()
+    engine = MemoryEngine(shared)
+    record = encode_record(schema=SCHEMA + 1, epoch=1, index=1, payload=b"[]")
+    term = elected(engine)
+    engine.commit(term, engine.head(), 1, 1, record)
+    engine.resign(term)
+    older = Member(tmp_path, shared, "a")
+    try:
+        with pytest.raises(
+            NewerVersion, match=r"written by a newer version of dgpu: group 1 .* Use that version"
+        ):
+            await older.start()
+            await older.serving
+        assert last_index(tmp_path / "a") == 0
+    finally:
+        await older.end()
 
 
 async def test_a_lone_scheduler_is_not_emptied_by_an_empty_engine(tmp_path: Path) -> None:
