@@ -20,6 +20,7 @@ from dgpu.client.server import Server, checked_url
 CONNECT_SECONDS = (
     3.0  # with several addresses: a machine that vanished must not use up the time of the others
 )
+FIRST_ROUND_SECONDS = 5.0  # a scheduler that is paused accepts connections and says nothing
 MASTER = "master"
 STANDBY = "standby"
 _MAX_ROUNDS = 10_000  # while no master is elected; the time limit of the call ends it long before
@@ -125,6 +126,8 @@ class Attempts:
         self._is_read = is_read
         self._is_repeatable = is_repeatable
         self._until = now + timeout_seconds
+        # Only if another round can follow: a scheduler that needs longer gets the rest of the time then.
+        self._is_brief = is_repeatable and retries > 0 and len(schedulers.servers) > 1
         self._pauses = repeats.pauses(retries)
         self._pauses_of_election = repeats.pauses(_MAX_ROUNDS)
         self._reasons: dict[str, str] = {}  # of the last whole attempt at each address
@@ -139,9 +142,13 @@ class Attempts:
         self._asked_seconds = 0
 
     def next(self, now: float) -> Turn:
-        """The time left is shared by the rest of the round, so that one silent scheduler cannot use all of it."""
+        """The time left is shared by the rest of the round, so that one silent scheduler cannot use all of it. The
+        first round of a call that may be repeated gives each scheduler a few seconds only.
+        """
         self._server = self._round.pop(0)
         seconds = max(_LEAST_SECONDS, self._until - now) / (1 + len(self._round))
+        if self._is_brief:
+            seconds = min(seconds, FIRST_ROUND_SECONDS)
         is_only = len(self._schedulers.servers) == 1
         return Turn(self._server, seconds, seconds if is_only else min(seconds, CONNECT_SECONDS))
 
@@ -201,6 +208,7 @@ class Attempts:
             if self._best is not None:
                 return self._final(*self._best)
             raise self._unreachable() from (failure.error if failure else None)
+        self._is_brief = False
         self._begin_round()
         return pause
 

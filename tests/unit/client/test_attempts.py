@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from dgpu.client.attempts import CONNECT_SECONDS, Answer, Attempts, Failure, Schedulers, answer_of
+from dgpu.client.attempts import (
+    CONNECT_SECONDS,
+    FIRST_ROUND_SECONDS,
+    Answer,
+    Attempts,
+    Failure,
+    Schedulers,
+    answer_of,
+)
 from dgpu.client.errors import NotMaster, Unreachable
 from dgpu.client.server import Server
 
@@ -201,7 +209,7 @@ def test_the_busy_answer_of_the_master_is_the_result_not_the_refusal_of_a_standb
 
 def test_the_time_of_a_call_is_shared_by_its_schedulers() -> None:
     """One that accepts connections and says nothing leaves time for the others."""
-    call = attempts(schedulers(A, B, C), timeout_seconds=30, is_read=True)
+    call = attempts(schedulers(A, B, C), timeout_seconds=30, is_read=True, retries=0)
     first = call.next(0)
     assert (first.timeout_seconds, first.connect_seconds) == (10, CONNECT_SECONDS)
     call.on_failure(LOST, 10)
@@ -212,6 +220,23 @@ def test_the_time_of_a_call_is_shared_by_its_schedulers() -> None:
         call.on_failure(LOST, 30)
     alone = attempts(schedulers(A)).next(0)
     assert (alone.timeout_seconds, alone.connect_seconds) == (30, 30)
+
+
+def test_a_call_that_may_be_repeated_leaves_a_silent_scheduler_after_a_few_seconds() -> None:
+    """A paused master must not cost half of the time. If all are slow, the next round has the time that is left."""
+    call = attempts(schedulers(), timeout_seconds=30)
+    assert call.next(0).timeout_seconds == FIRST_ROUND_SECONDS
+    assert call.on_failure(LOST, 5) == 0.0
+    assert call.next(5).timeout_seconds == FIRST_ROUND_SECONDS
+    assert call.on_failure(LOST, 10) > 0
+    assert call.next(12).timeout_seconds == 9
+    assert call.on_failure(LOST, 21) == 0.0
+    assert call.next(21).timeout_seconds == 9
+
+
+@pytest.mark.parametrize("facts", [{"is_repeatable": False}, {"retries": 0}])
+def test_a_call_without_another_round_shares_all_of_its_time(facts) -> None:
+    assert attempts(schedulers(), timeout_seconds=30, **facts).next(0).timeout_seconds == 15
 
 
 @pytest.mark.parametrize(("lag", "found"), [("1200", 1200), ("", 0), ("-5", 0), ("²", 0), (None, 0)])
