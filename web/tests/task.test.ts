@@ -144,3 +144,12 @@ test("hostile sequences do nothing, and hide nothing", () => {
   for (const [raw, shown] of cases) assert.equal(textOf(render(raw, PLAIN).line).trim(), shown, JSON.stringify(raw));
   assert.ok(textOf(render(`\u001b[31m${"x".repeat(100_000)}`, PLAIN).line).length <= 4_000);
 });
+
+test("times stay before their lines, also where a line overwrites itself", () => {
+  const lines = new Lines(true);
+  lines.push("2026-01-02T03:04:05.678Z 10%\r100%\n-                        without a time\n2026-01-02T03:04:06.000Z \u001b[31mred");
+  const texts = lines.all().map(textOf);
+  assert.match(texts[0] ?? "", /^\d\d:04:05 100%$/);
+  assert.equal(texts[1], "--:--:-- without a time");
+  assert.match(texts[2] ?? "", /^\d\d:04:06 red$/);
+});

@@ -358,6 +358,7 @@ export const en = {
   "log.parts.node": "Node {node} has the whole output until {until}; the download includes it.",
   "log.parts.away": "Node {node} has the whole output until {until}, but is not connected.",
   "log.parts.gone": "They are no longer stored anywhere.",
+  "log.times": "Times",
   "log.attempt": "Attempt {n}",
   "log.rank": "Rank {n}",
   "log.region": "Output of the task",

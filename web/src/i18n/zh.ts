@@ -360,6 +360,7 @@ export const zh: Messages = {
   "log.parts.node": "节点 {node} 保留全部输出至 {until}；下载的文件包含全部。",
   "log.parts.away": "节点 {node} 保留全部输出至 {until}，但该节点未连接。",
   "log.parts.gone": "缺少的部分已不再保存。",
+  "log.times": "时间",
   "log.attempt": "第 {n} 次尝试",
   "log.rank": "第 {n} 个进程",
   "log.region": "任务的输出",

@@ -17,8 +17,9 @@ export function Log({ task }: { task: Task }) {
   const [rank, setRank] = useState(0);
   const [paused, setPaused] = useState(false);
   const [text, setText] = useState("");
+  const [timed, setTimed] = useState(false);
   const query = { attempt: attempt || null, rank: rank || null };
-  const told = useOutput(task.task_id, query, live && !attempt, paused);
+  const told = useOutput(task.task_id, query, timed, live && !attempt, paused);
   const latest = task.attempt || 1;
   return (
     <section class="card log" aria-label={t("task.log")} data-testid="log">
@@ -47,6 +48,9 @@ export function Log({ task }: { task: Task }) {
           </select>
         ) : null}
         <input type="search" class="filter" placeholder={t("log.find")} aria-label={t("log.find")} value={text} onInput={(event) => setText(event.currentTarget.value)} data-testid="log-find" />
+        <button type="button" aria-pressed={timed} onClick={() => setTimed(!timed)} data-testid="log-times">
+          {t("log.times")}
+        </button>
         {live ? (
           <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)} data-testid="log-pause">
             {paused ? t("log.resume") : t("log.pause")}
@@ -136,7 +140,7 @@ interface Output {
 }
 
 /** Reads the output; follows it while the task lives, and takes it up again when the stream breaks off. */
-function useOutput(id: string, query: Record<string, number | null>, follow: boolean, paused: boolean): Output {
+function useOutput(id: string, query: Record<string, number | null>, timed: boolean, follow: boolean, paused: boolean): Output {
   const [output, setOutput] = useState<Output>({ lines: [], dropped: 0, problem: null });
   const hold = useRef(paused);
   const show = useRef<() => void>(() => undefined);
@@ -148,7 +152,7 @@ function useOutput(id: string, query: Record<string, number | null>, follow: boo
     const controller = new AbortController();
     let again = 0;
     const read = async () => {
-      const lines = new Lines();
+      const lines = new Lines(timed);
       let frame = 0;
       show.current = () => setOutput({ lines: lines.all(), dropped: lines.dropped, problem: null });
       const later = () => {
@@ -158,7 +162,7 @@ function useOutput(id: string, query: Record<string, number | null>, follow: boo
         });
       };
       try {
-        const url = path(`/api/v1/tasks/${id}/logs`, { ...query, tail: MAX_LINES, follow: follow ? "true" : null });
+        const url = path(`/api/v1/tasks/${id}/logs`, { ...query, tail: MAX_LINES, times: timed ? "true" : null, follow: follow ? "true" : null });
         const answer = await fetch(url, { signal: controller.signal, credentials: "same-origin" });
         if (!answer.ok) throw new ApiError(await problemOf(answer));
         await drain(answer, lines, later);
@@ -175,7 +179,7 @@ function useOutput(id: string, query: Record<string, number | null>, follow: boo
       controller.abort();
       window.clearTimeout(again);
     };
-  }, [id, JSON.stringify(query), follow]);
+  }, [id, JSON.stringify(query), timed, follow]);
   return output;
 }
 
