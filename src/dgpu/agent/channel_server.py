@@ -1,4 +1,4 @@
-"""Channels of bytes between the scheduler and runs of a node. Each is a connection to the process that holds terminals.
+"""Channels of bytes between the scheduler and runs of a node: terminals, commands, ports.
 
 Both directions are bounded: the scheduler sends no more than it has credit for, and this side gives new credit when the
 program has taken its input. Output is read only with credit of the scheduler.
@@ -9,34 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from dgpu.agent import terminal_frames as frames
+from dgpu.agent.channel_end import ChannelEnd, Send
 from dgpu.agent.keeper_link import connect
+from dgpu.agent.port_channel import PortChannel, RunPorts
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
-MAX_CHANNELS = 64  # of one node
-WINDOW_BYTES = 256 * 1024
+MAX_CHANNELS = 128  # of one node
 _READ_BYTES = 64 * 1024
-
-_log = structlog.get_logger("dgpu.agent")
-
-Send = Callable[[pb.ChannelMessage], None]
 
 
 class ChannelServer:
     """Serves one stream, whose end closes its channels. `send` takes messages."""
 
-    def __init__(self, directory: Path, node_id: NodeId, send: Send) -> None:
+    def __init__(self, directory: Path, node_id: NodeId, send: Send, ports: RunPorts) -> None:
         self._directory = directory
+        self._ports = ports
         self._node_id = node_id
         self._send = send
-        self._channels: dict[int, _Channel] = {}
+        self._channels: dict[int, ChannelEnd] = {}
 
     def on_message(self, message: pb.ChannelMessage) -> None:
         channel = self._channels.get(message.channel_id)
@@ -66,8 +61,12 @@ class ChannelServer:
             closed = pb.ChannelClosed(reason="too_many_channels", detail=detail)
             self._send(pb.ChannelMessage(channel_id=channel_id, closed=closed))
             return
-        opening = _opening(asked, self._node_id)
-        channel = _Channel(channel_id, opening, asked.credit, self._directory, self._send)
+        channel: ChannelEnd
+        if asked.WhichOneof("to") == "port":
+            channel = PortChannel(channel_id, asked, self._node_id, self._send, self._ports)
+        else:
+            opening = _opening(asked, self._node_id)
+            channel = TerminalChannel(channel_id, opening, asked.credit, self._directory, self._send)
         self._channels[channel_id] = channel
         channel.task.add_done_callback(lambda _: self._channels.pop(channel_id, None))
 
@@ -81,29 +80,18 @@ def _opening(asked: pb.OpenChannel, node_id: NodeId) -> dict[str, Any]:
     return opening
 
 
-class _Channel:
+class TerminalChannel(ChannelEnd):
+    """A connection to the process that holds terminals."""
+
     def __init__(
         self, channel_id: int, opening: dict[str, Any], credit: int, directory: Path, send: Send
     ) -> None:
-        self._id = channel_id
         self._opening = opening
         self._directory = directory
-        self._tell = send
-        self._credit = credit
-        self._has_credit = asyncio.Event()
         self._input: asyncio.Queue[bytes] = asyncio.Queue()
-        self._waiting_bytes = 0  # input that the program has not taken
-        self._is_closed = False
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        super().__init__(channel_id, credit, send)
 
-    def take(self, given: bytes) -> None:
-        self._waiting_bytes += len(given)
-        if self._waiting_bytes > WINDOW_BYTES:
-            self._send(
-                closed=pb.ChannelClosed(reason="lost", detail="the scheduler sent more than its credit")
-            )
-            self.close()
-            return
+    def _put(self, given: bytes) -> None:
         self._input.put_nowait(frames.encode(frames.DATA, given))
 
     def resize(self, size: pb.TerminalSize) -> None:
@@ -112,30 +100,14 @@ class _Channel:
     def end_input(self) -> None:
         self._input.put_nowait(frames.encode(frames.END))
 
-    def credit(self, count: int) -> None:
-        self._credit += count
-        self._has_credit.set()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self.task.cancel()
-
-    async def _run(self) -> None:
-        closed = pb.ChannelClosed(reason="lost", detail="the node's process for terminals has ended")
-        try:
-            closed = await self._serve() or closed
-        except OSError:
-            pass
-        except Exception as error:  # noqa: BLE001 - one channel must not end the others
-            _log.exception("channel_failed")
-            closed.detail = type(error).__name__
-        self._send(closed=closed)
-        self._is_closed = True
-
     async def _serve(self) -> pb.ChannelClosed | None:
-        link = await asyncio.to_thread(connect, self._directory, frames.SOCKET_NAME)
-        link.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=link)
+        lost = pb.ChannelClosed(reason="lost", detail="the node's process for terminals has ended")
+        try:
+            link = await asyncio.to_thread(connect, self._directory, frames.SOCKET_NAME)
+            link.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=link)
+        except OSError:
+            return lost
         writer.write(frames.encode_json(frames.OPEN, self._opening))
         writing = asyncio.get_running_loop().create_task(self._write(writer))
         decoder = frames.FrameDecoder()
@@ -144,24 +116,16 @@ class _Channel:
                 for kind, body in decoder.feed(received):
                     if kind == frames.CLOSED:
                         return pb.ChannelClosed(**json.loads(body))
-                    await self._pass_on(kind, body)
+                    if kind == frames.OPENED:
+                        self._opened()
+                    else:
+                        await self._give(body, is_error_output=kind == frames.ERRORS)
+        except OSError:
+            return lost
         finally:
             writing.cancel()
             writer.close()
-        return None
-
-    async def _pass_on(self, kind: bytes, body: bytes) -> None:
-        if kind == frames.OPENED:
-            self._send(opened=pb.ChannelOpened(credit=WINDOW_BYTES))
-            return
-        while body:
-            while not self._credit:
-                self._has_credit.clear()
-                await self._has_credit.wait()
-            piece = body[: min(self._credit, frames.MAX_DATA_BYTES)]
-            body = body[len(piece) :]
-            self._credit -= len(piece)
-            self._send(data=pb.ChannelData(data=piece, is_error_output=kind == frames.ERRORS))
+        return lost
 
     async def _write(self, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # the reader notices
@@ -170,10 +134,4 @@ class _Channel:
                 writer.write(frame)
                 await writer.drain()
                 if frame.startswith(frames.DATA):
-                    taken = len(frame) - len(frames.encode(frames.DATA))
-                    self._waiting_bytes -= taken
-                    self._send(credit=pb.ChannelCredit(bytes=taken))
-
-    def _send(self, **what: Any) -> None:
-        if not self._is_closed:
-            self._tell(pb.ChannelMessage(channel_id=self._id, **what))
+                    self._taken(len(frame) - len(frames.encode(frames.DATA)))

@@ -12,6 +12,7 @@ import grpc.aio
 
 from dgpu.agent.channel_server import ChannelServer
 from dgpu.agent.options import AgentOptions
+from dgpu.agent.port_channel import RunPorts
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -21,19 +22,27 @@ _OLD_SCHEDULER_SECONDS = 60.0
 
 
 def open_channels(
-    options: AgentOptions, channel: grpc.aio.Channel, node_id: NodeId, session_id: str
+    options: AgentOptions, channel: grpc.aio.Channel, node_id: NodeId, session_id: str, ports: RunPorts
 ) -> ChannelStream | None:
     """None: tasks of this agent run nothing."""
     if options.runner != "process":
         return None
-    return ChannelStream(channel, node_id, session_id, options.state_dir)
+    return ChannelStream(channel, node_id, session_id, options.state_dir, ports)
 
 
 class ChannelStream:
     """`directory`: of the keeper, with the socket of the process that holds terminals."""
 
-    def __init__(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str, directory: Path) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        node_id: NodeId,
+        session_id: str,
+        directory: Path,
+        ports: RunPorts,
+    ) -> None:
         self._channel = channel
+        self._ports = ports
         self._node_id = node_id
         self._hello = pb.FromAgentChannels(hello=pb.ChannelsHello(node_id=node_id, session_id=session_id))
         self._directory = directory
@@ -63,7 +72,7 @@ class ChannelStream:
         call: Any = method()
         # Bounded by the windows of the channels and by their number.
         outgoing: asyncio.Queue[pb.ChannelMessage] = asyncio.Queue()
-        server = ChannelServer(self._directory, self._node_id, outgoing.put_nowait)
+        server = ChannelServer(self._directory, self._node_id, outgoing.put_nowait, self._ports)
         writing = asyncio.get_running_loop().create_task(self._write(call, outgoing))
         try:
             while (message := await call.read()) is not grpc.aio.EOF:

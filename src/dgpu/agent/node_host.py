@@ -138,8 +138,7 @@ class NodeHost:
             self._spawn(self._check_health())
 
     def relabel(self, labels: dict[str, str]) -> None:
-        session = self._machine.session
-        session.identity = replace(session.identity, labels=labels)
+        self._machine.session.identity = replace(self._machine.session.identity, labels=labels)
         for address in tuple(self._streams):
             self._on_stream_end(address, "its labels changed")
 
@@ -222,10 +221,11 @@ class NodeHost:
                 self._on_stream_end(output.address, output.reason)
             case Opened():
                 if (stream := self._streams.get(output.address)) is not None:
+                    where = (stream.channel, self.id, output.session_id)
                     self._output.open(stream.channel, output.session_id)
-                    self._files = self._desk.open(stream.channel, self.id, output.session_id)
+                    self._files = self._desk.open(*where)
                     self._desk.uploads.connected(self.id, stream.channel, output.session_id)
-                    self._channels = open_channels(self._options, stream.channel, self.id, output.session_id)
+                    self._channels = open_channels(self._options, *where, self._runner)
                     self._opened = output.address
             case Note():
                 self._log.info(output.event, detail=output.detail)

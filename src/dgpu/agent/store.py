@@ -101,6 +101,7 @@ def record_of(order: dict[str, Any], now_ms: int) -> Record:
         "most_mb": order.get("most_mb", 0),  # kept for an agent that adopts it
         "nonce": order.get("nonce", ""),  # the same: the journal of the lease
         "cluster": order.get("cluster", ""),
+        "ports": order.get("ports", []),  # the same: each port with the port of the node
         "uid": order["account"][0] if order.get("account") else None,  # None: the keeper's own
         # Of a run in a container: the guard asks this engine if the keeper dies.
         "engine": order["container"]["socket"] if "container" in order else "",

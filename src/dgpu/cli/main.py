@@ -45,6 +45,7 @@ VERBS = {
     "alloc": Verb("Hold GPUs of this machine while a local command runs.", describes=True),
     "attach": Verb("Attach to the terminal of a task that run -it started."),
     "exec": Verb("Run a command inside a running task."),
+    "forward": Verb("Reach TCP ports of a running task from this machine."),
     "ps": Verb("List tasks: where they run, or why they wait.", watches=True),
     "why": Verb("Why a task waits, and what would start it sooner."),
     "show": Verb("Details of a task."),

@@ -85,6 +85,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
         ("workdir", _workdir(task)),
         ("upload", task["upload"]),
+        ("ports", ", ".join(map(str, task["ports"]))),
         ("image", task["image"]),
         ("mounts", ", ".join(task["mounts"])),
         ("shared memory", memory(task["shm_mb"] or None)),

@@ -138,6 +138,10 @@ def surrounding(
             help="Run in a new directory with a copy of this project. [the current one]",
         ),
     ] = None,
+    ports: Annotated[
+        list[int] | None,
+        _option("--port", metavar="N", help="The program listens on $DGPU_PORT; see dgpu forward."),
+    ] = None,
     cpus: Annotated[
         float | None,
         _option("--cpus", metavar="N", help="CPUs; 0: not counted. [1 without GPUs, else not counted]"),

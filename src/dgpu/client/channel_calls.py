@@ -19,12 +19,15 @@ class ChannelCalls:
         size: tuple[int, int] | None = None,
         env: Mapping[str, str] | None = None,
         rank: int | None = None,
+        port: int | None = None,
     ) -> Request[OpenedChannel]:
-        """Attaches to the terminal of a running task; with a command, runs it in the task's environment.
+        """Attaches to the terminal of a running task; with a command, runs it in the task's environment; with a port,
+        reaches a TCP port of the task.
 
-        `size`: rows and columns of a terminal. Connect to the channel within 30 s; see `client.channel`.
+        `size`: rows and columns of a terminal. Connect to the channel within 30 s; see `client.channel`. A channel to a
+        port takes any number of connections; see `client.forwarding`.
         """
         argv = command if command is None or isinstance(command, str) else list(command)
-        body = given(command=argv, size=size, env=env, rank=rank)
+        body = given(command=argv, size=size, env=env, rank=rank, port=port)
         path = api_path("tasks", task_id, "channels")
         return Request("POST", path, OpenedChannel, body, is_repeatable=False)

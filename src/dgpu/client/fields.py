@@ -48,6 +48,7 @@ class TaskFields(TypedDict, total=False):
     shm_mb: int
     upload: str | PathLike[str]
     terminal: bool
+    ports: Sequence[int]
     after: str | Sequence[str | Mapping[str, str]]
     array: str
     grid: Mapping[str, str | Sequence[str | int | float]]

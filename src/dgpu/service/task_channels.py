@@ -19,7 +19,7 @@ WINDOW_BYTES = 256 * 1024
 MAX_PIECE_BYTES = 64 * 1024
 OPEN_S = 30.0
 ATTACH_S = 5.0
-MAX_CHANNELS = 64  # of one node
+MAX_CHANNELS = 128  # of one node
 
 Send = Callable[[pb.FromSchedulerChannels], None]
 

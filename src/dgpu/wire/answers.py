@@ -171,6 +171,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     shm_mb: int = 0
     upload: str = ""  # sha256 of the archive that its directory was made from
     terminal: bool = False
+    ports: list[int] = []
     reservation: ReservationAnswer | None = None
     usage: TaskUsage | None = None  # of its last attempt; only in the response for one task
 

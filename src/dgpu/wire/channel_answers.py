@@ -17,7 +17,9 @@ SILENT_SECONDS = 60.0  # then an end that sent nothing, not even an answer to a 
 
 
 class OpenedChannel(msgspec.Struct, frozen=True, kw_only=True):
-    channel_id: str  # for one connection, within 30 s, by the same user
+    channel_id: (
+        str  # by the same user, for one connection within 30 s; to a port: for any number of connections
+    )
     path: str  # of the WebSocket
     task_id: str
     node: str

@@ -8,8 +8,10 @@ import msgspec
 
 from dgpu.core.model.gang import MAX_NODES
 from dgpu.wire import fields
+from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.port_fields import port
 from dgpu.wire.requests import field_error, invalid, unknown_field
 
 MAX_SIZE = 10_000
@@ -21,6 +23,7 @@ class ChannelRequest(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int] | None = None  # rows, columns; None: no terminal
     env: dict[str, str] = {}
     rank: int = 0
+    port: int | None = None  # a connection to it instead
 
 
 def decode_channel(body: bytes) -> ChannelRequest:
@@ -35,6 +38,8 @@ def decode_channel(body: bytes) -> ChannelRequest:
             values[name] = _CHECKS[name](value)
         except Unacceptable as bad:
             raise invalid([field_error(name, value, bad)]) from None
+    if "port" in values and (other := next((name for name in values if name in _NOT_OF_PORTS), "")):
+        raise invalid([FieldError(path=other, detail=f"Leave out {other} or port.")])
     return ChannelRequest(**values)
 
 
@@ -55,4 +60,6 @@ _CHECKS: dict[str, Check] = {
     "size": _size,
     "env": fields.env,
     "rank": fields.whole(0, MAX_NODES - 1),
+    "port": port,
 }
+_NOT_OF_PORTS = ("command", "size", "env")

@@ -10,11 +10,19 @@ def clash_of(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> tupl
     """The field that does not fit to the others, and why."""
     if detail.get("terminal") and (why := _no_terminal(detail, allocation=allocation, nodes=nodes)):
         return "terminal", why
+    if detail.get("ports") and (why := _no_ports(detail, allocation=allocation)):
+        return "ports", why
     if "upload" not in detail:
         return None
     if detail.get("workdir"):
         return "workdir", "An upload is unpacked into a new directory; leave out workdir or upload."
     return ("upload", "An allocation runs nothing; leave out upload or allocation.") if allocation else None
+
+
+def _no_ports(detail: Mapping[str, Any], *, allocation: bool) -> str:
+    if detail.get("image"):
+        return "Not supported yet: ports of a container; leave out ports or image."
+    return "An allocation runs nothing and has no ports." if allocation else ""
 
 
 def _no_terminal(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> str:

@@ -11,6 +11,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import container_fields, fields, grids, notify_fields, stop_fields, uploads
 from dgpu.wire.fields import Check
+from dgpu.wire.port_fields import MAX_PORT, MAX_PORTS, ports
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
 DEFAULT_TENANT = TenantId("default")
@@ -270,6 +271,13 @@ TASK_FIELDS: dict[str, TaskField] = {
         "true: the program gets a terminal, to which people attach. Its output is the task's output. Not with an "
         "image, and only on one node.",
         {"type": "boolean", "default": False},
+    ),
+    "ports": TaskField(
+        "ports",
+        ports,
+        "TCP ports of the program. Each is free on the node, or replaced by a free one: the program listens on "
+        "$DGPU_PORT_8888, of the first also $DGPU_PORT. People reach it through a channel to `port`.",
+        {"type": "array", "items": _number(1, MAX_PORT), "maxItems": MAX_PORTS},
     ),
     "after": TaskField(
         "after",

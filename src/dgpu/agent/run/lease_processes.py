@@ -8,6 +8,7 @@ from typing import Any
 
 from dgpu.agent.frames import Frame
 from dgpu.agent.owners import ProcessOwners
+from dgpu.agent.run.task_ports import TaskPorts
 from dgpu.agent.tree import Survey
 from dgpu.core.model.ids import LeaseId
 
@@ -17,12 +18,15 @@ class LeaseProcesses:
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
         self._inner: dict[LeaseId, tuple[int, int]] = {}  # of containers: pid and start of the first process
         self._uids: dict[LeaseId, int] = {}  # of leases whose tasks run as users of their own
+        self.ports = TaskPorts()
         self._owners = ProcessOwners()
         self._lock = threading.Lock()
 
     def greet(self, records: Iterable[dict[str, Any]]) -> None:
         """The full state of a keeper."""
         self._roots, self._inner = {}, {}
+        records = tuple(records)
+        self.ports.greet(records)
         for record in records:
             lease_id = LeaseId(record["lease"])
             if record.get("uid"):
@@ -38,6 +42,7 @@ class LeaseProcesses:
         for entry in frame.get("ended", ()):
             self._roots.pop(LeaseId(entry["lease"]), None)
             self._inner.pop(LeaseId(entry["lease"]), None)
+            self.ports.forget(LeaseId(entry["lease"]))
 
     def set_uid(self, lease_id: LeaseId, uid: int) -> None:
         self._uids[lease_id] = uid
@@ -45,6 +50,7 @@ class LeaseProcesses:
     def forget(self, lease_id: LeaseId) -> None:
         for known in (self._roots, self._inner, self._uids):
             known.pop(lease_id, None)
+        self.ports.forget(lease_id)
 
     def owners(self, *, keeper_pid: int, keeper_id: str) -> dict[int, LeaseId | None]:
         """Reads /proc: use a thread."""

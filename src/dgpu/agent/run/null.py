@@ -46,5 +46,8 @@ class NullRunner:
     def owners(self) -> dict[int, LeaseId | None]:
         return {}
 
+    def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> None:
+        pass
+
     async def close(self, *, stop_tasks: bool) -> None:
         pass

@@ -27,6 +27,7 @@ from dgpu.agent.options import ContainerOptions
 from dgpu.agent.run.containers import NotHereError, container_account, container_order
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.run.slurm import slurm_variables
+from dgpu.agent.run.task_ports import TaskPorts
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
@@ -34,6 +35,7 @@ from dgpu.agent.unpack import CannotUnpack
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId, task_name
 from dgpu.core.model.secrets import REGISTRY_FILE
 from dgpu.core.model.task import Outcome, TaskDetail
+from dgpu.wire.port_fields import port_variables
 from dgpu.wire.ranks import LAUNCHER_PREFIX, attempt_of
 from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
@@ -56,6 +58,7 @@ def spawn_order(
     work_dir: str = "",
     containers: ContainerOptions | None = None,
     keeper_protocol: int = PROTOCOL,
+    ports: TaskPorts | None = None,
 ) -> dict[str, Any]:
     """`person`: the Unix user of the task; None: the agent's own. Raises DecodeError and ValueError for a task that
     can never start, NotHereError for one that may start elsewhere.
@@ -69,11 +72,12 @@ def spawn_order(
         surroundings = {}  # an image brings its own
     elif person is not None:
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
-    slurm = slurm_variables(order, node_id) if detail.slurm_env else {}
+    as_root = os.geteuid() == 0 and person is None
+    given = (ports or TaskPorts()).give(order.lease_id, detail.ports, as_root=as_root)
     asked = {
         **_which_run(order, node_id),
         "argv": _argv(detail),
-        "env": surroundings | _variables(order, detail) | _identity(order, node_id, keeper_id) | slurm,
+        "env": surroundings | _own_variables(order, detail, node_id, keeper_id) | port_variables(given),
         "cwd": detail.workdir,
         "dir": directory,
         "tmp": tmp,
@@ -88,6 +92,7 @@ def spawn_order(
         "most_mb": order.gpu_memory_mb if order.kill_outgrown else 0,
         "secrets": _private_files(order, detail, keeper_protocol),
         "terminal": detail.terminal,
+        "ports": list(given.items()),
     }
     return asked if container is None else asked | {"container": container}
 
@@ -102,6 +107,11 @@ def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:
         "nonce": order.nonce,
         "cluster": order.cluster_id,
     }
+
+
+def _own_variables(order: RunOrder, detail: TaskDetail, node_id: NodeId, keeper_id: str) -> dict[str, str]:
+    slurm = slurm_variables(order, node_id) if detail.slurm_env else {}
+    return _variables(order, detail) | _identity(order, node_id, keeper_id) | slurm
 
 
 def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,7 @@ class ProcessRunner:
                         work_dir=self._settings.work_dir,
                         containers=self._containers,
                         keeper_protocol=self._protocol,
+                        ports=self._processes.ports,
                     )
                     | {"staged": self._uploads.take(order)}
                 )
@@ -198,24 +199,24 @@ class ProcessRunner:
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
         self._send({"forget": list(lease_ids)})
         self._uploads.forget(lease_ids)
-        remains: list[Path] = []
+        self._delete([path for lease_id in lease_ids for path in self._remains.pop(lease_id, ())])
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
             self._processes.forget(lease_id)
             self._dirs.pop(lease_id, None)
-            remains += self._remains.pop(lease_id, ())
-        self._delete(remains)
         self._retire_if_old()
 
     def heard(self, node_id: NodeId, *, at_ms: int, lease_ms: int, action: str) -> None:
-        word = self._words[node_id] = [node_id, at_ms, lease_ms, action]
+        self._words[node_id] = [node_id, at_ms, lease_ms, action]
         if not self._watch.is_silent:  # otherwise it gets the latest one when it answers again
-            self._send({"word": [word]})
+            self._send({"word": [self._words[node_id]]})
 
     def owners(self) -> dict[int, LeaseId | None]:
-        if not self._keeper_pid:
-            return {}
-        return self._processes.owners(keeper_pid=self._keeper_pid, keeper_id=self._keeper_id)
+        pid = self._keeper_pid
+        return self._processes.owners(keeper_pid=pid, keeper_id=self._keeper_id) if pid else {}
+
+    def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> Mapping[int, int] | None:
+        return self._processes.ports.of(lease_id) if self._nodes.get(lease_id) == node_id else None
 
     def dirs_in_use(self) -> frozenset[str]:
         """Names of directories that must not be deleted: their runs have not ended or are not reported yet."""

@@ -137,4 +137,7 @@ class Runner(Protocol):
     def owners(self) -> Mapping[int, LeaseId | None]:
         """All processes of all tasks with their lease, None if it is not certain. May block: use a thread."""
 
+    def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> Mapping[int, int] | None:
+        """The port of the node for each port of a run; None: the node has no such run."""
+
     async def close(self, *, stop_tasks: bool) -> None: ...

@@ -127,6 +127,9 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     upload: str = ""  # sha256 of an archive that is unpacked into the task's new directory; empty: none
     notify: tuple[Wish, ...] = ()
     terminal: bool = False  # its program has a terminal
+    ports: tuple[
+        int, ...
+    ] = ()  # TCP ports that its program listens on; the node gives each of them a free one
 
 
 class TaskSpec(

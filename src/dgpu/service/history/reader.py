@@ -102,6 +102,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     upload: str = ""
     notify: tuple[Wish, ...] = ()
     terminal: bool = False
+    ports: tuple[int, ...] = ()
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

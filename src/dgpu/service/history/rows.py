@@ -34,13 +34,14 @@ ADDED_COLUMNS = {
     "notify": "TEXT NOT NULL DEFAULT '[]'",
     "terminal": "INTEGER NOT NULL DEFAULT 0",
     "grid": "TEXT NOT NULL DEFAULT '{}'",
+    "ports": "TEXT NOT NULL DEFAULT '[]'",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
     "restart", "allocation", "command", "workdir", "labels", "created_at", "submitted_index", "nodes", "array_id",
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
-    "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify", "terminal", "grid",
+    "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify", "terminal", "grid", "ports",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -86,7 +87,7 @@ class TaskRows:
             len(detail.script.encode()), int(detail.slurm_env),
             text(detail.signal), detail.grace_ms, task.begins_ms, detail.upload, text(detail.notify),
             int(detail.terminal),
-            text(values_of(detail.grid, task.array_index)),
+            text(values_of(detail.grid, task.array_index)), text(detail.ports),
             *_changing(task, shape),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Channels to running tasks: attach to a terminal, run a command inside a run. The bytes go over a WebSocket."""
+"""Channels to running tasks: terminals, commands inside runs, ports. The bytes go over a WebSocket."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from litestar.types import ASGIApp
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, task_name
 from dgpu.core.model.task import Task, TaskDetail, TaskStatus
 from dgpu.core.state import ClusterState
+from dgpu.service.access.principal import Principal
 from dgpu.service.rest import listing
-from dgpu.service.rest.backend import ProblemError
+from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.channel_offers import PortOffer
 from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.origins import problem, wrong_origin
 from dgpu.service.rest.tasks import Given, Opener, TaskIdText, Who
@@ -52,11 +54,12 @@ class _Run(NamedTuple):
 
 @post(
     "/api/v1/tasks/{task_id:str}/channels",
-    summary="Attach to a task, or run a command in it",
+    summary="Attach to a task, run a command in it, or reach a port of it",
     description="Without `command`: attaches to the terminal of a task that was submitted with `terminal`. A new "
     "client replaces the last one. With `command` (a string for the shell, or a list): runs it on the task's node, "
     "with the task's variables, GPUs, directory and user; it ends with the task or with its client. `size`: [rows, "
-    "columns] of a terminal. The answer names a channel; connect to it within 30 s. 409 if the task does not run.",
+    "columns] of a terminal. With `port`: connections to a TCP port of the task. The answer names a channel; connect "
+    "to it within 30 s, to a port any number of times. 409 if the task does not run.",
     status_code=201,
 )
 async def open_channel(
@@ -64,12 +67,10 @@ async def open_channel(
 ) -> OpenedChannel:
     number = listing.task_id_of(task_id)
     asked = decode_channel(await request.body())
-    run = await rest.runtime.read(lambda state: _find_run(state, number, asked))
-    if isinstance(run, Problem):
-        raise ProblemError(run)
-    if run is None:
-        await listing.find_task(rest, who, number)  # raises unless it has ended and is forgotten
-        raise ProblemError(_not_running(number, "has ended"))
+    run = await _run_of(rest, who, number, asked)
+    if asked.port is not None:
+        channel_id = rest.offers.add_port(PortOffer(number, asked.port, asked.rank), who)
+        return _answer(channel_id, number, run)
     if rest.offers.is_full:
         raise ProblemError(
             problem(
@@ -83,14 +84,49 @@ async def open_channel(
         channel = await rest.channels.open(run.node_id, _opening(run, asked))
     except ChannelRefused as error:
         raise _refused(error, number, run.node_id) from None
-    channel_id = rest.offers.add(channel, who)
+    return _answer(rest.offers.add(channel, who), number, run)
+
+
+def _answer(channel_id: str, task_id: TaskId, run: _Run) -> OpenedChannel:
     return OpenedChannel(
         channel_id=channel_id,
         path=f"/api/v1/channels/{channel_id}",
-        task_id=task_name(number),
+        task_id=task_name(task_id),
         node=run.node_id,
         attempt=run.attempt,
     )
+
+
+async def _run_of(rest: Backend, who: Principal, number: TaskId, asked: ChannelRequest) -> _Run:
+    run = await rest.runtime.read(lambda state: _find_run(state, number, asked))
+    if isinstance(run, Problem):
+        raise ProblemError(run)
+    if run is None:
+        await listing.find_task(rest, who, number)  # raises unless it has ended and is forgotten
+        raise ProblemError(_not_running(number, "has ended"))
+    return run
+
+
+async def _claim(rest: Backend, who: Principal, channel_id: str) -> Channel:
+    """The channel that waits, or a new one to a port."""
+    if (port := rest.offers.port(channel_id, who)) is not None:
+        run = await _run_of(rest, who, port.task_id, ChannelRequest(port=port.port, rank=port.rank))
+        asked = pb.OpenChannel(lease_id=run.lease_id, port=pb.ConnectPort(port=port.port))
+        try:
+            return await rest.channels.open(run.node_id, asked)
+        except ChannelRefused as error:
+            raise _refused(error, port.task_id, run.node_id) from None
+    channel = rest.offers.claim(channel_id, who)
+    if channel is None:
+        raise ProblemError(
+            problem(
+                404,
+                "unknown_channel",
+                "No such channel",
+                "No such channel waits for a client. Open another one.",
+            )
+        )
+    return channel
 
 
 @get(
@@ -115,16 +151,7 @@ async def connect_channel(
         )
     if (foreign := wrong_origin(dict(request.scope["headers"]))) is not None:
         raise ProblemError(foreign)
-    channel = rest.offers.claim(channel_id, who)
-    if channel is None:
-        raise ProblemError(
-            problem(
-                404,
-                "unknown_channel",
-                "No such channel",
-                "No such channel waits for a client. Open another one.",
-            )
-        )
+    channel = await _claim(rest, who, channel_id)
     try:
         opened = opener()
     except BaseException:
@@ -217,7 +244,7 @@ def _find_run(state: ClusterState, task_id: TaskId, asked: ChannelRequest) -> _R
         return _not_running(task_id, f"has ended ({task.status.value})")
     if task.allocation:
         return _not_running(task_id, "is an allocation and runs nothing")
-    if asked.command is None and not _decode_detail(task.detail).terminal:
+    if asked.command is None and asked.port is None and not _decode_detail(task.detail).terminal:
         return _no_terminal(task_id)
     return _lease_of(state, task, asked.rank)
 

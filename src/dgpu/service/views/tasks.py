@@ -148,6 +148,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "grace_seconds": of.grace_ms / 1000 if of.grace_ms else None,
         "upload": of.upload,
         "terminal": of.terminal,
+        "ports": list(of.ports),
     }
 
 
