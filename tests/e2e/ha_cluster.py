@@ -63,9 +63,7 @@ class HaCluster:
                 endpoints=json.dumps(self.etcd.endpoints),
             )
             (self.home / f"{name}.yaml").write_text(text + self.more)
-            (self.home / name).mkdir(mode=0o700)
-            for key_file in ("token.key", "secrets.key"):  # as an operator copies them
-                (self.home / name / key_file).write_text(KEY)
+            self.make_directory(name)
         agent = AGENT.format(home=self.home, addresses=",".join(addresses))
         (self.home / "agent.yaml").write_text(agent)
         return self
@@ -82,6 +80,12 @@ class HaCluster:
         """A process that was killed may still have created a file meanwhile."""
         shutil.rmtree(self.home, ignore_errors=True)
         return not self.home.exists()
+
+    def make_directory(self, name):
+        """A new one, with the key files that an operator copies."""
+        (self.home / name).mkdir(mode=0o700)
+        for key_file in ("token.key", "secrets.key"):
+            (self.home / name / key_file).write_text(KEY)
 
     def start(self, name):
         verb = "agent" if name == "agent" else "scheduler"

@@ -100,7 +100,8 @@ def test_output_is_on_two_schedulers_when_its_node_has_deleted_it(cluster):
     lose(cluster, "a")
     assert wrong(cluster, "b", ids) == []
     eventually(lambda: cluster.is_master("b"), "b to take over")
-    cluster.start("a")  # with a new directory
+    cluster.make_directory("a")
+    cluster.start("a")
     eventually(lambda: cluster.is_ready("a"), "a to follow")
     eventually(lambda: wrong(cluster, "a", ids) == [], "a to have all copies")
 
