@@ -154,6 +154,13 @@ def read_env_file(path: str) -> dict[str, str]:
     return env
 
 
+def parse_ports(texts: Sequence[str]) -> list[int]:
+    for text in texts:
+        if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+            raise typer.BadParameter(f"--port {text}: expected a port number from 1 to 65535")
+    return [int(text) for text in texts]
+
+
 def parse_secrets(entries: Sequence[str]) -> dict[str, dict[str, str]]:
     """`NAME` or `NAME=VARIABLE`; `NAME:file` or `NAME:file=FILE`."""
     secrets: dict[str, dict[str, str]] = {}

@@ -19,6 +19,7 @@ from dgpu.cli.arguments import (
     parse_labels,
     parse_memory_mb,
     parse_plain_memory_mb,
+    parse_ports,
     parse_priority,
     parse_secrets,
     read_env_file,
@@ -139,7 +140,7 @@ def surrounding(
         ),
     ] = None,
     ports: Annotated[
-        list[int] | None,
+        list[str] | None,
         _option("--port", metavar="N", help="The program listens on $DGPU_PORT; see dgpu forward."),
     ] = None,
     cpus: Annotated[
@@ -200,6 +201,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "grid": parse_grid,
     "env": parse_env,
     "secrets": parse_secrets,
+    "ports": parse_ports,
 }
 
 
