@@ -50,6 +50,7 @@ def test_a_message_may_come_in_parts_with_a_ping_between() -> None:
         bytes([Kind.PING, 0x80, 0, 0, 0, 0]),  # a control frame in parts
         encode(Kind.PING, b"x" * 126, masked=True),
     ],
+    ids=["not masked", "too long", "unknown kind", "part of nothing", "ping in parts", "long ping"],
 )
 def test_other_bytes_are_refused(received: bytes) -> None:
     with pytest.raises(BadWebSocket):
