@@ -57,7 +57,7 @@ def test_help_shows_parameters_and_answer() -> None:
     assert typing.get_type_hints(Client.submit_copies)["return"] == list[str]
     text = pydoc.plain(pydoc.render_doc(Client))
     assert "set_priority(self, task_id:" in text
-    assert "Changes the priority of a waiting task." in text
+    assert "Changes the priority of a waiting task, or" in text
     assert "Request" not in text
     assert "async set_priority(self, task_id:" in pydoc.plain(pydoc.render_doc(AsyncClient))
 

@@ -42,10 +42,20 @@ def test_an_error_names_no_other_task() -> None:
 
 def test_why_a_task_is_tried_again_names_no_other_task() -> None:
     """The error of the stop before is part of the reason."""
-    reason = {"waiting_code": "back_off", "waiting": f"it is tried again in 5 s after: {STOPPED}"}
-    assert reason_told_to(("lab",), reason)["waiting"].endswith(STOPPED.replace("task-7", "another task"))
+    reason = {
+        "waiting_code": "back_off",
+        "waiting": f"it is tried again in 5 s after: {STOPPED}",
+        "blockers": [{"code": "back_off", "error": STOPPED}],
+    }
+    told, anonymous = reason_told_to(("lab",), reason), STOPPED.replace("task-7", "another task")
+    assert told["waiting"].endswith(anonymous)
+    assert told["blockers"] == [{"code": "back_off", "error": anonymous}]
     assert reason_told_to(None, reason) == reason
-    own = {"waiting_code": "dependency", "waiting": "it waits for task-2"}
+    own = {
+        "waiting_code": "dependency",
+        "waiting": "it waits for task-2",
+        "blockers": [{"code": "dependency", "task": "task-2"}],
+    }
     assert reason_told_to(("lab",), own) == own
 
 

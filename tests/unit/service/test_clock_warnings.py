@@ -68,5 +68,5 @@ def test_the_alert_names_the_clock_and_by_how_much_it_is_off() -> None:
     assert set(found) == {"scheduler", "n1"}
     assert "set back by 40 days" in found["scheduler"].summary
     assert "node n1 is 60 minutes ahead" in found["n1"].summary
-    assert found["n1"].facts == {"seconds_ahead": 3600.0, "limit_seconds": 10.0}
+    assert found["n1"].facts == {"node": "n1", "seconds_ahead": 3600.0, "limit_seconds": 10.0}
     assert {each.rule for each in found.values()} == {"clock_skew"}

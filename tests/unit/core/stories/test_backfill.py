@@ -283,6 +283,7 @@ def test_why_tells_of_the_reservation_and_of_whom_it_keeps_waiting() -> None:
         "task": "task-3",
         "node": "n1",
         "at": START + 10 * MINUTE + OVER_MS,
+        "left_ms": 9 * MINUTE + OVER_MS,
         "reservations": 1,
     }
     assert small.reservation.at == START + 10 * MINUTE + OVER_MS + MINUTE_CLASS

@@ -366,6 +366,7 @@ def test_a_borrower_that_waits_is_told_how_much_the_owner_uses() -> None:
     blocker = next(b for b in explain(state, 20, state.last_at).blockers if b.code == "pool_quota")
     assert blocker.numbers == {
         "pool": "batch",
+        "other_pool": "online",
         "quota": 3,
         "used": 8,
         "left": 0,
