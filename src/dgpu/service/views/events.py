@@ -110,6 +110,8 @@ def events_of_task(groups: list[CommittedGroup], task_id: TaskId) -> list[TaskEv
 
 
 def concerns(event: e.Event, task_id: TaskId) -> bool:
+    if isinstance(event, SILENT):
+        return False
     if isinstance(event, e.TasksSubmitted):
         return event.first_id <= task_id < event.first_id + sum(number for number, _ in event.entries)
     if task_id in named_tasks(event):

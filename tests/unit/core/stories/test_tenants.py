@@ -235,13 +235,8 @@ def test_a_budget_used_up_waits_for_the_next_month() -> None:
     do(state, task(tenant="a"), at=month + 3 * HOUR_MS)
     assert run_pass(state, at=month + 3 * HOUR_MS) == []
     assert codes(state, 4) == {"tenant_budget"}
-    blocker = explain(state, 4, state.last_at).blockers[0]
-    assert blocker.numbers == {
-        "tenant": "a",
-        "used_hours": 4,
-        "limit_hours": 2,
-        "renews_at": 1_701_388_800_000,
-    }
+    budget = {"tenant": "a", "used_hours": 4, "limit_hours": 2, "renews_at": 1_701_388_800_000}
+    assert explain(state, 4, state.last_at).blockers[0].numbers == budget
     december = 1_701_388_800_000 + 1_000
     do(state, Tick(at=december))
     assert run_pass(state, at=december) == [4]
