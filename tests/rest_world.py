@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import Command, RegisterNode, ReportFinished, ReportStarted, Tick
 from dgpu.core.digest import digest
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.settings import Settings
@@ -349,11 +350,14 @@ class RestWorld:
 
         return self.run(connect())
 
-    def finish_running(self, exit_code: int = 0) -> int:
+    def finish_running(self, exit_code: int = 0, usage: AttemptUsage | None = None) -> int:
         leases = self.read(lambda state: list(state.leases))
         for lease_id in leases:
             self.execute(ReportStarted(lease_id=lease_id))
-            self.execute(ReportFinished(lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code))
+            report = ReportFinished(
+                lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code, usage=usage
+            )
+            self.execute(report)
         return len(leases)
 
     def pause_history(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import pytest
 
 from dgpu.core.commands import RegisterNode, RunPass
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.settings import Settings
@@ -15,8 +18,10 @@ from rest_world import RestWorld
 
 # A task that is over does not wait and is not about to be cancelled.
 ONLY_LIVE = {"after", "cancelling", "held", "waiting", "blockers", "reservation"}
-ONLY_ALONE = {"attempts", "own_workdir", "array"}  # not in lists
+ONLY_ALONE = {"attempts", "own_workdir", "array", "usage"}  # not in lists
 
+PROJECT = b"{}"  # any bytes
+UPLOAD = hashlib.sha256(PROJECT).hexdigest()
 TASKS = (
     {
         "name": "everything",
@@ -51,6 +56,7 @@ TASKS = (
         "secrets": ["KEY"],
     },
     {"name": "scripted", "command": ["a.sh", "1"], "script": "#!/bin/sh\necho é", "slurm_env": True},
+    {"name": "uploaded", "upload": UPLOAD, "notify": ["fail=KEY"], "ports": [8888]},
     {"name": "gang", "nodes": 2, "gpu_count": 1},
     {"name": "array", "grid": {"lr": "0-5"}, "array": "3-5%2", "gpu_count": 1},
     {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure", "terminal": True},
@@ -84,9 +90,10 @@ def answers(tmp_path_factory):
         for name in ("n1", "n2"):
             register(world, name)
         world.ask("PUT", "/api/v1/tenants/default/secrets/KEY", {"value": "xyzzy"})
+        world.ask("PUT", f"/api/v1/uploads/{UPLOAD}?tenant=default", {})
         first = [world.submit(**task) for task in TASKS]
         world.ask("DELETE", f"/api/v1/tasks/{first[-1]}")
-        while world.finish_running(exit_code=1):
+        while world.finish_running(exit_code=1, usage=AttemptUsage(gpu_samples=3, gpu_percent=40, cpu_ms=7)):
             world.execute(RunPass())
         ids = [f"task-{number}" for number in world.read(lambda state: sorted(state.tasks))]
         live = ask_all(world, ids)

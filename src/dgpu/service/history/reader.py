@@ -39,7 +39,7 @@ MAX_TASKS = 1_000_000  # kept
 _JSON_COLUMNS = frozenset(
     (
         "command", "constraints", "env_names", "gpu_ids", "gpu_models", "grid", "labels", "mounts", "node_ids",
-        "notify", "secret_names", "signal",
+        "notify", "ports", "secret_names", "signal",
     )
 )  # fmt: skip
 
