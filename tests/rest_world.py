@@ -352,12 +352,10 @@ class RestWorld:
 
     def finish_running(self, exit_code: int = 0, usage: AttemptUsage | None = None) -> int:
         leases = self.read(lambda state: list(state.leases))
+        how = {"outcome": Outcome.EXITED, "exit_code": exit_code, "usage": usage}
         for lease_id in leases:
             self.execute(ReportStarted(lease_id=lease_id))
-            report = ReportFinished(
-                lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code, usage=usage
-            )
-            self.execute(report)
+            self.execute(ReportFinished(lease_id=lease_id, **how))
         return len(leases)
 
     def pause_history(self) -> None:
