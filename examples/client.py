@@ -30,7 +30,7 @@ def main() -> None:
         for number in range(options.tasks)
     ]
     for task in client.wait(*submitted):
-        said = b"".join(client.logs(task.task_id)).decode(errors="replace").strip()
+        said = client.logs(task.task_id).strip()
         print(f"{task.task_id}  {task.status:<8} {task.node}  {said}")
 
 

@@ -165,7 +165,7 @@ class Load(threading.Thread):
 
     def _output(self, task_id: str) -> str:
         try:
-            return b"".join(self._client.logs(task_id)).decode(errors="replace")
+            return self._client.logs(task_id)
         except DgpuError as error:
             return f"({error})"
 

@@ -34,7 +34,10 @@ def show_outputs(
     tail: int | None,
     chosen: Mapping[str, Any] = NOTHING,
 ) -> None:
-    """The first tasks that have started, by id, each below a heading. `chosen`: further arguments of Client.logs."""
+    """The first tasks that have started, by id, each below a heading.
+
+    `chosen`: further arguments of Client.stream_logs.
+    """
     number = array.task_id.removeprefix("task-")
     shown = 0
     for task in _started(client, array.task_id, "running,success,failed,cancelled"):
@@ -54,7 +57,7 @@ def _copy(client: Client, task: TaskAnswer, put: Write, chosen: Mapping[str, Any
     """Ends with a line break. The lost output of one task does not hide that of the others."""
     last = b"\n"
     try:
-        for piece in client.logs(task.task_id, **chosen):
+        for piece in client.stream_logs(task.task_id, **chosen):
             put(piece)
             last = piece[-1:] or last
     except Exception as error:

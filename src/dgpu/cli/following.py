@@ -35,7 +35,7 @@ class OutputFollower:
         self._attempt = attempt
         self._rank = rank
         self._write = write or write_output
-        self._chosen = dict(chosen or {})  # further arguments of Client.logs
+        self._chosen = dict(chosen or {})  # further arguments of Client.stream_logs
         self._place = OutputPlace(tail)
         self.is_silent = True  # no byte received so far
 
@@ -54,7 +54,7 @@ class OutputFollower:
                 return
 
     def _show(self) -> None:
-        pieces = self._client.logs(
+        pieces = self._client.stream_logs(
             self._task_id,
             follow=True,
             tail=self._place.begin(),

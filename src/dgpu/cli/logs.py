@@ -81,7 +81,7 @@ def _show(
     follow: bool,
     raw: bool,
 ) -> None:
-    """`chosen`: further arguments of Client.logs."""
+    """`chosen`: further arguments of Client.stream_logs."""
     found = client.get(task_id)
     if found.array is not None and found.array.count > 1:
         if attempt is not None or rank is not None:
@@ -97,7 +97,7 @@ def _show(
         if not output.is_silent:
             return
     empty = True
-    for piece in client.logs(task_id, tail=tail, attempt=attempt, rank=rank, **chosen):
+    for piece in client.stream_logs(task_id, tail=tail, attempt=attempt, rank=rank, **chosen):
         empty = False
         write(piece)
     if not empty or 0 in {tail, chosen["head"]}:

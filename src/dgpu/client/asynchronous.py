@@ -7,16 +7,15 @@ import os
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Awaited
 from dgpu.client.calls import Calls
 from dgpu.client.errors import BadRequest, DgpuError, NotFound, Unreachable, why_unreachable
-from dgpu.client.fields import Filters
+from dgpu.client.fields import Filters, OutputChoice
 from dgpu.client.file_calls import check_whole, download_path
 from dgpu.client.matching import MatchingLines, matching_later
 from dgpu.client.renewal import is_ending, token_of
@@ -143,31 +142,27 @@ class AsyncClient(Calls, Awaited):
             waits.check_time(task, pause, until)
             await asyncio.sleep(pause)
 
-    def logs(
-        self,
-        task_id: str | int,
-        *,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-        rank: int | None = None,
-        head: int | None = None,
-        since: str | datetime | None = None,
-        times: bool = False,
-        stream: Literal["stdout", "stderr"] | None = None,
-        grep: str | None = None,
-    ) -> AsyncGenerator[bytes]:
-        """The output in pieces as they arrive; with `follow` until the task has ended.
-
-        A followed output that breaks continues at the same place, also at another scheduler.
+    async def logs(self, task_id: str | int, **chosen: Unpack[OutputChoice]) -> str:
+        """The output of a task as text, as far as it has been written. Bytes that are not UTF-8 become U+FFFD.
 
         `head` and `tail` count lines. `since` is an age like `10m` or a time. `times` puts the time before each line.
         `stream` leaves out the other stream. `grep` is a regular expression, which is searched here; the scheduler
         applies the other arguments.
         """
-        asked = LogsQuery(follow, tail, head, attempt, rank, since, times, stream, grep)
-        place = OutputPlace(None if grep is not None else tail)
-        lines = None if grep is None else MatchingLines(grep, head=head, tail=tail)
+        pieces = [piece async for piece in self.stream_logs(task_id, **chosen)]
+        return b"".join(pieces).decode(errors="replace")
+
+    def stream_logs(
+        self, task_id: str | int, *, follow: bool = False, **chosen: Unpack[OutputChoice]
+    ) -> AsyncGenerator[bytes]:
+        """The output in pieces of bytes as they arrive; with `follow` until the task has ended.
+
+        A followed output that breaks continues at the same place, also at another scheduler. Further arguments as in
+        `logs`.
+        """
+        asked = LogsQuery(follow=follow, **chosen)
+        place = OutputPlace(None if asked.grep is not None else asked.tail)
+        lines = None if asked.grep is None else MatchingLines(asked.grep, head=asked.head, tail=asked.tail)
 
         def open_stream() -> Awaitable[httpx.Response]:
             path = logs_path(task_id, asked, place.begin())

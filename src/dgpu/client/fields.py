@@ -74,6 +74,19 @@ class Filters(TypedDict, total=False):
     fold: Literal["true"] | None  # an array is one row
 
 
+class OutputChoice(TypedDict, total=False):
+    """Lines of a task's output. An absent field chooses all."""
+
+    tail: int | None
+    head: int | None
+    attempt: int | None  # None: the last one
+    rank: int | None
+    since: str | datetime | None
+    times: bool
+    stream: Literal["stdout", "stderr"] | None
+    grep: str | None
+
+
 class QuotaFields(TypedDict, total=False):
     """An absent field does not change."""
 

@@ -9,17 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from dgpu.client import repeats, waits
 from dgpu.client.attempts import Answer, AnsweredBy, Attempts, Failure, Schedulers, Turn, answer_of
 from dgpu.client.call import Blocking
 from dgpu.client.calls import Calls
 from dgpu.client.errors import DgpuError, NotFound
-from dgpu.client.fields import Filters
+from dgpu.client.fields import Filters, OutputChoice
 from dgpu.client.file_calls import download_path, whole
 from dgpu.client.matching import MatchingLines, matching
 from dgpu.client.renewal import token_of
@@ -145,31 +144,26 @@ class Client(Calls, Blocking):
             waits.check_time(task, pause, until)
             time.sleep(pause)
 
-    def logs(
-        self,
-        task_id: str | int,
-        *,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-        rank: int | None = None,
-        head: int | None = None,
-        since: str | datetime | None = None,
-        times: bool = False,
-        stream: Literal["stdout", "stderr"] | None = None,
-        grep: str | None = None,
-    ) -> Generator[bytes, None, None]:
-        """The output in pieces as they arrive; with `follow` until the task has ended.
-
-        A followed output that breaks continues at the same place, also at another scheduler.
+    def logs(self, task_id: str | int, **chosen: Unpack[OutputChoice]) -> str:
+        """The output of a task as text, as far as it has been written. Bytes that are not UTF-8 become U+FFFD.
 
         `head` and `tail` count lines. `since` is an age like `10m` or a time. `times` puts the time before each line.
         `stream` leaves out the other stream. `grep` is a regular expression, which is searched here; the scheduler
         applies the other arguments.
         """
-        asked = LogsQuery(follow, tail, head, attempt, rank, since, times, stream, grep)
-        place = OutputPlace(None if grep is not None else tail)
-        lines = None if grep is None else MatchingLines(grep, head=head, tail=tail)
+        return b"".join(self.stream_logs(task_id, **chosen)).decode(errors="replace")
+
+    def stream_logs(
+        self, task_id: str | int, *, follow: bool = False, **chosen: Unpack[OutputChoice]
+    ) -> Generator[bytes, None, None]:
+        """The output in pieces of bytes as they arrive; with `follow` until the task has ended.
+
+        A followed output that breaks continues at the same place, also at another scheduler. Further arguments as in
+        `logs`.
+        """
+        asked = LogsQuery(follow=follow, **chosen)
+        place = OutputPlace(None if asked.grep is not None else asked.tail)
+        lines = None if asked.grep is None else MatchingLines(asked.grep, head=asked.head, tail=asked.tail)
 
         def open_stream() -> Stream:
             path = logs_path(task_id, asked, place.begin())

@@ -100,7 +100,7 @@ def test_errors_say_what_kind_they_are(world, client) -> None:
         client.submit(command="x", gpu_count=9)
     assert never.value.code == "never_fits"
     with pytest.raises(NotFound):
-        list(client.logs("task-99"))
+        client.logs("task-99")
 
 
 def test_nobody_there_is_unreachable() -> None:
@@ -146,7 +146,8 @@ def test_events_and_logs_are_streamed(world, client) -> None:
     assert next(again).type == "task_submitted"
     again.close()
     client.cancel(1)
-    assert list(client.logs(1)) == []
+    assert client.logs(1) == ""
+    assert list(client.stream_logs(1)) == []
 
 
 def test_the_async_client_hears_events(world) -> None:
@@ -177,7 +178,8 @@ def test_the_async_client_does_the_same(world) -> None:
             assert await client.cancel_where(status="pending") == 3
             (ended,) = await client.wait(1, timeout_seconds=30)
             assert ended.status == "cancelled"
-            assert [piece async for piece in client.logs(1)] == []
+            assert await client.logs(1) == ""
+            assert [piece async for piece in client.stream_logs(1)] == []
             assert (await client.why(1)).status == "cancelled"
             assert (
                 (await client.gpus()).total

@@ -19,7 +19,7 @@ from dgpu.wire import answers
 ROOT = pathlib.Path(__file__).parents[3]
 # Each client has connections of its own kind.
 OWN = {"close"}
-ITERATORS = {"list", "files", "logs", "download", "events", "board_events"}
+ITERATORS = {"list", "files", "stream_logs", "download", "events", "board_events"}
 
 
 def calls_of(client: type) -> dict[str, object]:

@@ -35,7 +35,7 @@ def call(request) -> Callable[..., Any]:
     def blocking(servers, *calls, **facts):
         with Client(servers, **facts) as client:
             return [
-                list(got) if name in {"events", "logs"} else got
+                list(got) if name in {"events", "stream_logs"} else got
                 for name, given in calls
                 for got in [getattr(client, name)(**given)]
             ]
@@ -45,7 +45,7 @@ def call(request) -> Callable[..., Any]:
             found = []
             for name, given in calls:
                 got = getattr(client, name)(**given)
-                found.append([each async for each in got] if name in {"events", "logs"} else await got)
+                found.append([each async for each in got] if name in {"events", "stream_logs"} else await got)
             return found
 
     if request.param == "sync":
@@ -173,7 +173,7 @@ def test_followed_output_continues_where_it_broke(pair, call) -> None:
     """A stream begins with the first byte of the output; the second one breaks before the place is reached."""
     first, _ = pair
     first.streams = [[b"one\n", b"two"], [b"o"], [b"one\ntwo\nthree\n"]]
-    (pieces,) = call(first.url, ("logs", {"task_id": 1, "follow": True}))
+    (pieces,) = call(first.url, ("stream_logs", {"task_id": 1, "follow": True}))
     assert b"".join(pieces) == b"one\ntwo\nthree\n"
 
 
@@ -181,7 +181,7 @@ def test_followed_output_continues_at_another_scheduler(pair) -> None:
     first, second = pair
     first.streams, second.streams = [[b"one\n", b"two"], []], [[b"one\ntwo\nthree\n"]]
     with Client(urls(first, second)) as client:
-        pieces = client.logs(1, follow=True)
+        pieces = client.stream_logs(1, follow=True)
         first.shutdown()
         first.server_close()
         assert b"".join(pieces) == b"one\ntwo\nthree\n"
@@ -191,7 +191,7 @@ def test_followed_output_continues_at_another_scheduler(pair) -> None:
 def test_the_last_lines_are_not_shown_twice(pair, call) -> None:
     first, _ = pair
     first.streams = [[b"two\n"], [b"three\n"]]
-    (pieces,) = call(first.url, ("logs", {"task_id": 1, "follow": True, "tail": 1}))
+    (pieces,) = call(first.url, ("stream_logs", {"task_id": 1, "follow": True, "tail": 1}))
     assert b"".join(pieces) == b"two\nthree\n"
     assert [path.partition("tail=")[2] for path in paths(first)] == ["1", "0"]
 
@@ -200,7 +200,14 @@ def test_output_that_is_not_followed_is_not_begun_again(pair, call) -> None:
     first, _ = pair
     first.streams = [[b"one\n"], []]
     with pytest.raises(Unreachable, match="broke"):
-        call(first.url, ("logs", {"task_id": 1}))
+        call(first.url, ("stream_logs", {"task_id": 1}))
+
+
+def test_output_is_one_text(pair, call) -> None:
+    """A character may be cut by the pieces of the network; a byte that is no text must not raise."""
+    first, _ = pair
+    first.streams = [[b"caf\xc3", b"\xa9 \xff\n"]]
+    assert call(first.url, ("logs", {"task_id": 1, "grep": "caf"})) == ["café \ufffd\n"]
 
 
 def test_the_async_client_continues_events_too(pair) -> None:
