@@ -14,6 +14,7 @@ TASK = {
     "pool": "batch",
     "status": "pending",
     "priority": 50,
+    "priority_value": 50,
     "gpu_count": 1,
     "created_at": "2026-05-04T10:00:00.000Z",
 }

@@ -53,7 +53,7 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     return [
         ("task", task["task_id"]),
-        *((name.removesuffix("_id").replace("_", " "), _text(task[name])) for name in PLAIN),
+        *((name.removesuffix("_id").replace("_", " "), _plain(task, name)) for name in PLAIN),
         ("gpu model", " or ".join(task["gpu_model"])),
         ("gpu memory", memory(task["gpu_memory_mb"] or None)),
         ("shared", f"{task['gpu_share']:g} of a GPU at least" if task["shared"] else ""),
@@ -95,6 +95,13 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
         ("also", ", ".join(flags)),
     ]
+
+
+def _plain(task: dict[str, Any], name: str) -> str:
+    text = _text(task[name])
+    if name == "priority" and isinstance(task[name], str):
+        return f"{text} ({task['priority_value']})"
+    return text
 
 
 def _workdir(task: dict[str, Any]) -> str:

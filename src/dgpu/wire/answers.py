@@ -112,7 +112,8 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     tenant_id: str
     pool: str
     status: StatusName
-    priority: int
+    priority: int | str  # a level's name if the task was submitted with one and its number has one
+    priority_value: int  # always the number
     gpu_count: int
     gpu_model: list[str] = []
     gpu_memory_mb: int = 0
@@ -291,7 +292,8 @@ class QueueEntry(Answer, frozen=True, kw_only=True):
     array_index: int | None = None
     tenant_id: str
     pool: str
-    priority: int
+    priority: int | str  # as in TaskAnswer
+    priority_value: int
     gpu_count: int
     nodes: int = 1  # asked for; more than 1: each has gpu_count GPUs
     created_at: str

@@ -142,6 +142,8 @@ def _spec(
     if type(raw) is not dict:
         raise invalid([field_error(_path(where, ""), raw, Unacceptable("an object: the task"))])
     values, detail = _checked(raw, where)
+    if type(raw.get("priority")) is str:
+        detail["priority_named"] = True
     if "shared" in values or "share_milli" in values:
         _check_sharing(values, detail, where)
     allocation = values.get("allocation", False)

@@ -123,6 +123,28 @@ def test_hold_release_and_priority(world) -> None:
     assert world.ask("POST", "/api/v1/tasks/2/priority", {"priority": 101}).status == 400
 
 
+def test_a_priority_is_shown_as_it_was_given(world) -> None:
+    """A number in the answer to a word surprises; programs that compare read `priority_value`."""
+    world.submit(priority="HIGH")
+    world.submit(priority=80)
+    world.submit()
+
+    def told() -> list[tuple[object, ...]]:
+        queue = world.ask("GET", "/api/v1/queue").body["queue"]
+        found = sorted((each["task_id"], each["priority"], each["priority_value"]) for each in queue)
+        for task_id, *priority in found:
+            assert [shown(world, task_id)[name] for name in ("priority", "priority_value")] == priority
+        return [(word, value) for _, word, value in found]
+
+    assert told() == [("high", 80), (80, 80), (50, 50)]
+    for asked in ("high", "80"):
+        assert world.ask("GET", f"/api/v1/tasks?priority={asked}").body["total"] == 2
+    for task_id, asked in ((1, "low"), (2, "low"), (3, 33)):
+        world.ask("POST", f"/api/v1/tasks/{task_id}/priority", {"priority": asked})
+    assert told() == [("low", 10), (10, 10), (33, 33)]
+    assert world.ask("POST", "/api/v1/tasks/1/priority", {"priority": 33}).body["priority"] == 33
+
+
 def test_a_gang_shows_all_its_nodes_and_gpus(world) -> None:
     for name in ("n1", "n2"):
         world.add_node(name, gpus=2)

@@ -57,7 +57,7 @@ TASKS = (
     },
     {"name": "scripted", "command": ["a.sh", "1"], "script": "#!/bin/sh\necho é", "slurm_env": True},
     {"name": "uploaded", "upload": UPLOAD, "notify": ["fail=KEY"], "ports": [8888]},
-    {"name": "gang", "nodes": 2, "gpu_count": 1},
+    {"name": "gang", "nodes": 2, "gpu_count": 1, "priority": "low"},
     {"name": "array", "grid": {"lr": "0-5"}, "array": "3-5%2", "gpu_count": 1},
     {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure", "terminal": True},
     {"name": "allocation", "allocation": True, "gpu_count": 1, "command": None},

@@ -72,6 +72,7 @@ def task(number, status="pending", **facts):
         "pool": "batch",
         "status": status,
         "priority": 50,
+        "priority_value": 50,
         "gpu_count": 1,
         "created_at": "2026-05-04T10:00:00.000Z",
         **facts,

@@ -23,6 +23,7 @@ TASK = TaskAnswer(
     pool="batch",
     status="pending",
     priority=50,
+    priority_value=50,
     gpu_count=1,
     created_at="",
     error=STOPPED,

@@ -10,7 +10,7 @@ import { nodeAddress, ProblemBox, Skeleton, TaskLink, Time } from "../ui/parts";
 const MAX_AHEAD = 8;
 
 export function Waits({ task }: { task: Task }) {
-  const why = useAsked<Why>(`${task.task_id} ${task.held} ${task.priority}`, (signal) => get(`/api/v1/tasks/${task.task_id}/why`, {}, signal), 4_000);
+  const why = useAsked<Why>(`${task.task_id} ${task.held} ${task.priority_value}`, (signal) => get(`/api/v1/tasks/${task.task_id}/why`, {}, signal), 4_000);
   return (
     <section class="card waits" aria-label={t("task.waits")} data-testid="why">
       <header>

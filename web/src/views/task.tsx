@@ -152,7 +152,7 @@ function Details({ task }: { task: Task }) {
   const rows: [string, preact.ComponentChildren][] = [
     [t("task.command"), task.allocation ? t("task.allocation") : <code>{command(task.command)}</code>],
     [t("tasks.tenant"), <a href={`/tenants/${encodeURIComponent(task.tenant_id)}`}>{task.tenant_id}</a>],
-    [t("tasks.pool"), `${word("pool", task.pool)} · ${t("task.priority")} ${task.priority}`],
+    [t("tasks.pool"), `${word("pool", task.pool)} · ${t("task.priority")} ${word("level", String(task.priority))}`],
     [t("task.asked"), asked.join(" · ")],
     [t("task.node"), task.allocated_nodes?.length || task.node ? <Placed task={task} /> : null],
     [t("task.created"), <Time at={task.created_at} />],

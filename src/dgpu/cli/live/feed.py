@@ -38,7 +38,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     name: str
     status: str
-    priority: int
+    priority: int | str
+    priority_value: int
     gpus: str
     tenant_id: str
     pool: str
@@ -142,6 +143,7 @@ def _running(task: answers.TaskAnswer) -> TaskRow:
         name=name_of(row),
         status="stopping" if task.cancelling else task.status,
         priority=task.priority,
+        priority_value=task.priority_value,
         gpus=gpus_of(row),
         tenant_id=task.tenant_id,
         pool=task.pool,
@@ -159,6 +161,7 @@ def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> Task
         name=name_of(row),
         status="pending",
         priority=entry.priority,
+        priority_value=entry.priority_value,
         gpus=gpus_of(row),
         tenant_id=entry.tenant_id,
         pool=entry.pool,

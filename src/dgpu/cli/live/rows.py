@@ -213,7 +213,7 @@ TASKS: Sheet[TaskRow] = Sheet(
         LiveColumn(
             "PRI",
             lambda task: str(task.priority),
-            lambda task: task.priority,
+            lambda task: task.priority_value,
             right=True,
             falls=True,
             needs=80,

@@ -136,7 +136,7 @@ FIELDS: dict[str, Callable[[TaskAnswer], str]] = {
     "Start": lambda task: jobs.instant(task.started_at),
     "End": lambda task: jobs.instant(task.finished_at),
     "WorkDir": lambda task: task.workdir,
-    "Priority": lambda task: str(task.priority),
+    "Priority": lambda task: str(task.priority_value),
     "Reason": lambda task: task.waiting or task.reason or "None",
     "Restarts": lambda task: str(max(0, task.attempt - 1)),
     "SubmitLine": jobs.command,

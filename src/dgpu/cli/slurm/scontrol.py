@@ -80,7 +80,7 @@ def _job(task: TaskAnswer) -> list[str]:
         array = f" ArrayJobId={task.array_id.removeprefix('task-')} ArrayTaskId={task.array_index}"
     return [
         f"JobId={task.task_id.removeprefix('task-')}{array} JobName={task.name}",
-        f"UserId={jobs.user(task)} Account={task.tenant_id} Priority={task.priority}",
+        f"UserId={jobs.user(task)} Account={task.tenant_id} Priority={task.priority_value}",
         f"JobState={jobs.state(task)} Reason={task.waiting or task.reason or 'None'}",
         f"Restarts={max(0, task.attempt - 1)} ExitCode={jobs.exit_code(task)}",
         f"RunTime={jobs.clock(jobs.time_used(task, now))} TimeLimit={jobs.clock(task.timeout_seconds)}",

@@ -130,6 +130,7 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ports: tuple[
         int, ...
     ] = ()  # TCP ports that its program listens on; the node gives each of them a free one
+    priority_named: bool = False  # its priority was given as a level's name
 
 
 class TaskSpec(

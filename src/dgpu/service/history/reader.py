@@ -103,6 +103,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     notify: tuple[Wish, ...] = ()
     terminal: bool = False
     ports: tuple[int, ...] = ()
+    priority_named: bool = False
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

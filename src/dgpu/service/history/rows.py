@@ -35,6 +35,7 @@ ADDED_COLUMNS = {
     "terminal": "INTEGER NOT NULL DEFAULT 0",
     "grid": "TEXT NOT NULL DEFAULT '{}'",
     "ports": "TEXT NOT NULL DEFAULT '[]'",
+    "priority_named": "INTEGER NOT NULL DEFAULT 0",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
@@ -42,6 +43,7 @@ _FIXED = (
     "array_index", "array_count", "share_milli", "constraints", "array_limit", "env_names", "model_name", "task_type",
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
     "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify", "terminal", "grid", "ports",
+    "priority_named",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -88,6 +90,7 @@ class TaskRows:
             text(detail.signal), detail.grace_ms, task.begins_ms, detail.upload, text(detail.notify),
             int(detail.terminal),
             text(values_of(detail.grid, task.array_index)), text(detail.ports),
+            int(detail.priority_named),
             *_changing(task, shape),
         )  # fmt: skip
 

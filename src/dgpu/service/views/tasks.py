@@ -11,7 +11,15 @@ from dgpu.core.foresight.reserved import Reserved
 from dgpu.core.model.dependencies import Awaited
 from dgpu.core.model.ids import NodeId, TaskId, task_name
 from dgpu.core.model.reservation import Reservation
-from dgpu.core.model.task import WHOLE_MILLI, Constraint, Shape, Task, TaskDetail, TaskStatus
+from dgpu.core.model.task import (
+    PRIORITY_LEVELS,
+    WHOLE_MILLI,
+    Constraint,
+    Shape,
+    Task,
+    TaskDetail,
+    TaskStatus,
+)
 from dgpu.core.rules.capacity import in_words
 from dgpu.service.history.reader import PastTask
 from dgpu.wire.answers import (
@@ -30,6 +38,7 @@ from dgpu.wire.stop_fields import signal_text
 from dgpu.wire.task_names import element_name
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
+_LEVEL_NAMES = {number: name for name, number in PRIORITY_LEVELS.items()}
 
 
 def task_answer(
@@ -43,7 +52,7 @@ def task_answer(
         tenant_id=shape.tenant_id,
         pool=shape.pool.value,
         status=task.status.value,
-        priority=shape.priority,
+        **_priority(shape.priority, detail),
         gpu_count=shape.gpus,
         gpu_model=list(shape.gpu_models),
         gpu_memory_mb=shape.gpu_memory_mb,
@@ -105,6 +114,14 @@ def _title(name: str, command: str | tuple[str, ...], values: dict[str, str]) ->
         "name": named(name, values),
         "command": command if isinstance(command, str) else list(command),
         "grid": values,
+    }
+
+
+def _priority(value: int, of: TaskDetail | PastTask) -> dict[str, Any]:
+    """A later change keeps the form of the submit: a name if there is one for the new number."""
+    return {
+        "priority": _LEVEL_NAMES.get(value, value) if of.priority_named else value,
+        "priority_value": value,
     }
 
 
@@ -177,7 +194,7 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
         array_index=task.array_index if task.array_id else None,
         tenant_id=shape.tenant_id,
         pool=shape.pool.value,
-        priority=shape.priority,
+        **_priority(shape.priority, detail),
         gpu_count=shape.gpus,
         nodes=shape.nodes,
         created_at=instant(task.created_at),
@@ -194,7 +211,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         tenant_id=task.tenant_id,
         pool=task.pool.value,
         status=task.status.value,
-        priority=task.priority,
+        **_priority(task.priority, task),
         gpu_count=task.gpus,
         gpu_model=list(task.gpu_models),
         gpu_memory_mb=task.gpu_memory_mb,
