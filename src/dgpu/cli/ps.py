@@ -109,7 +109,7 @@ def _columns(*, wide: bool) -> tuple[Column, ...]:
         Column("TRY", lambda row: str(row["attempt"]), wide=True, right=True),
         Column("EXIT", exit_of, wide=True, right=True),
         Column("SUBMITTED", lambda row: clock(row["created_at"]), wide=True),
-        Column("GPU IDS", lambda row: ",".join(row["allocated_gpus"]), wide=True),
+        Column("GPU IDS", lambda row: ",".join(row["allocated_gpu_names"]), wide=True),
         Column("WHERE OR WHY", lambda row: place_of(row, short=not wide), stretches=True),
     )
 

@@ -41,12 +41,12 @@ def _print(names: list[str], tasks: list[dict[str, Any]], flags: Flags) -> None:
         for place, task in enumerate(tasks):
             if place:
                 typer.echo()
-            print_fields(fields(task))
+            print_fields(fields(task, wide=flags.output == "wide"))
         if len(names) == 1 and tasks[0]["status"] == "pending":
             note(f"Why it waits: dgpu why {tasks[0]['task_id'].removeprefix('task-')}")
 
 
-def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
+def fields(task: dict[str, Any], *, wide: bool = False) -> list[tuple[str, str]]:
     exit_code = task["exit_code"]
     flags = [
         name for name in ("allocation", "held", "cancelling", "read_only_root", "terminal") if task[name]
@@ -66,7 +66,8 @@ def fields(task: dict[str, Any]) -> list[tuple[str, str]]:
         ("progress", result(task) if task.get("array") else ""),
         ("reservation", reservation(task["reservation"]) if task.get("reservation") else ""),
         ("node", ", ".join(task["allocated_nodes"]) or task["node"] or ""),
-        ("gpus", "\n".join(task["allocated_gpus"])),
+        ("gpus", ", ".join(task["allocated_gpu_names"])),
+        ("gpu uuids", "\n".join(task["allocated_gpus"]) if wide else ""),
         ("attempt", f"{task['attempt']} ({task['retries']} of {task['max_retries']} retries used)"),
         ("restart", task["restart"]),
         ("exit code", "" if exit_code is None else str(exit_code)),

@@ -161,7 +161,7 @@ def verdict(task: TaskAnswer) -> str:
     if task.status == "pending":
         return waits_text(task.blockers, task.waiting or "it is queued")
     if task.status == "running" and task.allocation:
-        return f"It holds {', '.join(task.allocated_gpus) or 'its place'} on {task.node}."
+        return f"It holds {', '.join(task.allocated_gpu_names) or f'its place on {task.node}'}."
     if task.status == "running":
         return f"It runs on {task.node}." if not task.cancelling else "It is being cancelled."
     return f"It has ended: {task.error or task.status}."

@@ -123,7 +123,8 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     cpus: float = 0
     ram_mb: int = 0
     nodes: int = 1  # asked for; more than 1: each has gpu_count GPUs
-    allocated_gpus: list[str] = []
+    allocated_gpus: list[str] = []  # their UUIDs
+    allocated_gpu_names: list[str] = []  # in the same order, like n1:0; the UUID of a GPU that was removed
     allocated_nodes: list[str] = []  # all of them, by rank
     node: str | None = None  # that of rank 0
     attempt: int = 0

@@ -61,6 +61,7 @@ def test_a_task_runs_on_a_node_and_ends(world) -> None:
     running = world.ask("GET", f"/api/v1/tasks/{task_id}").body
     assert (running["status"], running["node"], running["attempt"]) == ("running", "n1", 1)
     assert running["allocated_gpus"] == ["GPU-n1-0", "GPU-n1-1"]
+    assert running["allocated_gpu_names"] == ["n1:0", "n1:1"]
     gpus = world.ask("GET", "/api/v1/gpus").body
     assert (gpus["total"], gpus["busy"], gpus["idle"]) == (2, 2, 0)
     assert gpus["gpus"][0]["tasks"] == [task_id]

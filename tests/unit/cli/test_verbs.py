@@ -182,6 +182,20 @@ def test_cancel_all_sends_the_filters(dgpu, server):
     assert (out, err) == ("", "5 tasks cancelled.\n")
 
 
+def test_show_names_gpus_and_priority_for_people(dgpu, server):
+    """UUIDs are long and say nothing; they are there on request."""
+    gpus = {"allocated_gpus": ["GPU-a", "GPU-b"], "allocated_gpu_names": ["n1:0", "n1:3"]}
+    named = {"priority": "high", "priority_value": 80}
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, "running", **gpus, **named))
+    lines = [line.split(maxsplit=1) for line in dgpu("show", "3", "--server", server.url)[1].splitlines()]
+    assert ["gpus", "n1:0, n1:3"] in lines
+    assert ["priority", "high (80)"] in lines
+    assert "GPU-a" not in str(lines)
+    _, wide, _ = dgpu("show", "3", "-o", "wide", "--server", server.url)
+    assert "n1:0, n1:3" in wide
+    assert "GPU-b" in wide
+
+
 def test_a_token_is_sent_and_never_shown(dgpu, server):
     server.answers["GET", "/api/v1/nodes"] = (
         403,

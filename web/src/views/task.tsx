@@ -214,7 +214,7 @@ function RunCharts({ task }: { task: Task }) {
         {gpus.length > 1 ? (
           <div class="segments">
             {gpus.map((each, place) => (
-              <button key={each} type="button" aria-pressed={each === gpu} title={each} onClick={() => setShown(place)}>
+              <button key={each} type="button" aria-pressed={each === gpu} title={task.allocated_gpu_names?.[place] ?? each} onClick={() => setShown(place)}>
                 {place}
               </button>
             ))}

@@ -202,7 +202,7 @@ class Top(App[int]):
             return [f"{task_id} is gone."]
         except DgpuError as error:
             return [f"{task_id}: {error}"]
-        return words.about_task(why, task, self._picture)
+        return words.about_task(why, task)
 
     # keys: what is shown
 

@@ -112,15 +112,13 @@ def about_gpu(gpu: GpuAnswer) -> list[str]:
     return list(map(one_line, lines))
 
 
-def about_task(why: dict[str, Any], task: dict[str, Any], picture: Picture) -> list[str]:
+def about_task(why: dict[str, Any], task: dict[str, Any]) -> list[str]:
     from dgpu.cli.arguments import command_text
     from dgpu.cli.why import page
 
     lines = [line for line in page(why, task) if line]
     if task["status"] == "running" and task["allocated_gpus"]:
-        given = set(task["allocated_gpus"])
-        places = [f"{gpu.node}:{gpu.index}" for gpu in picture.gpus.gpus if gpu.uuid in given]
-        lines.append("GPUs " + listed(places, 16))
+        lines.append("GPUs " + listed(task["allocated_gpu_names"], 16))
     owner = f"tenant {task['tenant_id']}, pool {task['pool']}, priority {task['priority']}"
     if task["attempt"] > 1:
         owner += f", attempt {task['attempt']}"

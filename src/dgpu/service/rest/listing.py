@@ -27,7 +27,13 @@ from dgpu.service.history.filters import TaskFilters
 from dgpu.service.history.reader import PastTask
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.reasons import Reason, Reasons, unreachable
-from dgpu.service.views.tasks import past_task_answer, reservation_answer, task_answer
+from dgpu.service.views.tasks import (
+    GpuNames,
+    gpu_names,
+    past_task_answer,
+    reservation_answer,
+    task_answer,
+)
 from dgpu.service.views.views import Filter, Forgotten
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage
@@ -51,6 +57,7 @@ class _Row(NamedTuple):
     shape: Shape
     awaited: Awaited | None
     reason: Reason
+    names: GpuNames
 
 
 class _Live(NamedTuple):
@@ -96,12 +103,19 @@ def answers_of(
 def _rows(backend: Backend, state: ClusterState, tasks: Iterable[Task], tenants: Tenants) -> list[_Row]:
     reasons = Reasons(state, max(state.last_at, backend.runtime.now_ms()), tenants)
     return [
-        _Row(task, state.shapes[task.shape_id], state.after.get(task.id), reasons.of(task)) for task in tasks
+        _Row(
+            task,
+            state.shapes[task.shape_id],
+            state.after.get(task.id),
+            reasons.of(task),
+            gpu_names(state, task.gpu_ids),
+        )
+        for task in tasks
     ]
 
 
 def _answer_of(row: _Row) -> tuple[TaskId, TaskAnswer]:
-    return row.task.id, task_answer(row.task, row.shape, awaited=row.awaited, waits=row.reason)
+    return row.task.id, task_answer(row.task, row.shape, row.names, awaited=row.awaited, waits=row.reason)
 
 
 async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator[U]:
@@ -135,8 +149,15 @@ async def _past_part(
     missing.sort(key=lambda gone: -gone.task_id)
     if missing:
         rows.update(await asyncio.to_thread(_rows_of, backend, missing[:limit]))
-    answers = [pair async for pair in _in_slices(rows.values(), lambda row: (row.id, past_task_answer(row)))]
-    return answers, page.total + len(unmarked)
+    names = await names_of(backend, rows.values())
+    made = _in_slices(rows.values(), lambda row: (row.id, past_task_answer(row, names)))
+    return [pair async for pair in made], page.total + len(unmarked)
+
+
+async def names_of(backend: Backend, rows: Iterable[PastTask]) -> GpuNames:
+    """The GPUs of past tasks that the cluster still has."""
+    gpu_ids = {gpu_id for row in rows for gpu_id in row.gpu_ids}
+    return await backend.runtime.read(lambda state: gpu_names(state, gpu_ids)) if gpu_ids else {}
 
 
 async def total_of(backend: Backend, wanted: Filter) -> int:
@@ -184,7 +205,8 @@ async def find_task(backend: Backend, who: Principal, task_id: TaskId) -> TaskAn
                 codes = [{"code": blocker.code, **blocker.numbers} for blocker in why.blockers]
                 reason = {"waiting_code": why.blockers[0].code, "waiting": text, "blockers": codes}
         awaited = state.after.get(task_id)
-        shown = task_answer(task, state.shapes[task.shape_id], awaited=awaited, waits=reason)
+        names = gpu_names(state, task.gpu_ids)
+        shown = task_answer(task, state.shapes[task.shape_id], names, awaited=awaited, waits=reason)
         shown = _with_workdir(state, shown)
         return shown if reserved is None else replace(shown, reservation=reserved)
 
@@ -193,7 +215,7 @@ async def find_task(backend: Backend, who: Principal, task_id: TaskId) -> TaskAn
         row = await asyncio.to_thread(backend.history.task, task_id)
         if row is None or not row.status.is_final:
             raise unknown_task(task_id)
-        past = past_task_answer(row)
+        past = past_task_answer(row, await names_of(backend, (row,)))
         answer = await backend.runtime.read(lambda state: _with_workdir(state, past))
     return task_told_to(who.tenants, answer)
 

@@ -222,6 +222,7 @@ async def _past(
     if len(rows) >= limit:
         stopped_at = rows[-1].id
     found: dict[TaskId, TaskAnswer] = {}
+    names = await listing.names_of(backend, rows)
     for row in rows:
-        found.setdefault((row.array_id or row.id) if fold else row.id, past_task_answer(row))
+        found.setdefault((row.array_id or row.id) if fold else row.id, past_task_answer(row, names))
     return _Part(list(found.items()), stopped_at)

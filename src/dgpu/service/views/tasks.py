@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from dgpu.core.foresight.reserved import Reserved
 from dgpu.core.model.dependencies import Awaited
-from dgpu.core.model.ids import NodeId, TaskId, task_name
+from dgpu.core.model.ids import GpuId, NodeId, TaskId, task_name
 from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.task import (
     PRIORITY_LEVELS,
@@ -21,6 +21,7 @@ from dgpu.core.model.task import (
     TaskStatus,
 )
 from dgpu.core.rules.capacity import in_words
+from dgpu.core.state import ClusterState
 from dgpu.service.history.reader import PastTask
 from dgpu.wire.answers import (
     Dependency,
@@ -41,8 +42,22 @@ _decode_detail = msgspec.json.Decoder(TaskDetail).decode
 _LEVEL_NAMES = {number: name for name, number in PRIORITY_LEVELS.items()}
 
 
+GpuNames = Mapping[GpuId, str]
+
+
+def gpu_names(state: ClusterState, gpu_ids: Iterable[GpuId]) -> GpuNames:
+    """Of these GPUs, if the cluster still has them: n1:0 is the first GPU of node n1."""
+    found = (state.gpus.get(gpu_id) for gpu_id in gpu_ids)
+    return {gpu.id: f"{gpu.node_id}:{gpu.index}" for gpu in found if gpu is not None}
+
+
 def task_answer(
-    task: Task, shape: Shape, *, awaited: Awaited | None = None, waits: Mapping[str, Any] | None = None
+    task: Task,
+    shape: Shape,
+    names: GpuNames,
+    *,
+    awaited: Awaited | None = None,
+    waits: Mapping[str, Any] | None = None,
 ) -> TaskAnswer:
     """`waits`: why a task waits, or why it is on an unreachable node: waiting_code, waiting, blockers."""
     detail = _decode_detail(task.detail)
@@ -62,7 +77,7 @@ def task_answer(
         cpus=shape.cpus_milli / 1000,
         ram_mb=shape.ram_mb,
         nodes=shape.nodes,
-        allocated_gpus=[] if pending else list(task.gpu_ids),
+        **_gpus(() if pending else task.gpu_ids, names),
         allocated_nodes=[] if pending else _nodes(task.node_ids, task.node_id),
         node=task.node_id,
         attempt=task.attempt,
@@ -127,6 +142,13 @@ def _priority(value: int, of: TaskDetail | PastTask) -> dict[str, Any]:
 
 def _constraints(constraints: tuple[Constraint, ...]) -> list[str]:
     return [in_words((each,)) for each in constraints]
+
+
+def _gpus(gpu_ids: tuple[GpuId, ...], names: GpuNames) -> dict[str, Any]:
+    return {
+        "allocated_gpus": list(gpu_ids),
+        "allocated_gpu_names": [names.get(gpu_id, gpu_id) for gpu_id in gpu_ids],
+    }
 
 
 def _nodes(node_ids: tuple[NodeId, ...], node_id: NodeId | None) -> list[str]:
@@ -204,7 +226,7 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
     )
 
 
-def past_task_answer(task: PastTask) -> TaskAnswer:
+def past_task_answer(task: PastTask, names: GpuNames) -> TaskAnswer:
     """An ended task does not wait, and is neither held nor cancelled: those fields keep their defaults."""
     return TaskAnswer(
         task_id=task_name(task.id),
@@ -221,7 +243,7 @@ def past_task_answer(task: PastTask) -> TaskAnswer:
         cpus=task.cpus_milli / 1000,
         ram_mb=task.ram_mb,
         nodes=task.nodes,
-        allocated_gpus=list(task.gpu_ids),
+        **_gpus(task.gpu_ids, names),
         allocated_nodes=_nodes(task.node_ids, task.node_id),
         node=task.node_id,
         attempt=task.attempt,
