@@ -320,3 +320,28 @@ def test_lines_of_output_are_chosen_by_stream_text_and_time(running_site):
         assert [line.split("Z ")[1] for line in timed] == ["out", "err"]
         (site.home / "go").touch()
         assert site.dgpu("wait", task_id).code == 0
+
+
+def test_output_is_also_written_to_files_of_the_node(running_site):
+    site = running_site
+    logs = site.home / "logs"
+    logs.mkdir()
+    command = ("sh", "-c", "echo out $DGPU_ARRAY_INDEX; echo err >&2")
+    names = ("--output", "logs/%x-%A_%a.out", "--error", f"{logs}/%j-%N.err")
+    array = site.submit(*names, "-J", "a/b", "--array", "3-4", "-w", site.home, "--", *command)
+    assert site.dgpu("wait", array).code == 0
+    number = int(array.removeprefix("task-"))
+    node = site.task(array)["node"]
+    assert {path.name: path.read_text() for path in logs.iterdir()} == {
+        f"a_b-{number}_3.out": "out 3\n",
+        f"a_b-{number}_4.out": "out 4\n",
+        f"{number}-{node}.err": "err\n",
+        f"{number + 1}-{node}.err": "err\n",
+    }
+    assert site.task(array)["output_file"] == "logs/%x-%A_%a.out"
+    missing = site.dgpu("run", "--output", "missing/%j", "-w", site.home, "--", "true")
+    assert missing.code != 0
+    assert (
+        f"output file missing/{number + 2}: No such file or directory. Its directory must exist"
+        in missing.err
+    )

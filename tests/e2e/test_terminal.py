@@ -225,7 +225,7 @@ def test_a_local_command_holds_gpus_until_it_ends_or_its_client_is_killed(place)
     assert (done.code, done.out) == (4, ",".join(place.task(name)["allocated_gpus"]) + "\n"), done
     eventually(lambda: place.task(name)["status"] == "success", "the end of the hold")
     wrong = place.dgpu("alloc", "--nodes", "2", "--", "true")
-    assert (wrong.code, "leave out nodes" in wrong.err) == (2, True), wrong
+    assert (wrong.code, "leave out --nodes" in wrong.err) == (2, True), wrong
 
     client = place.start("alloc", "-G", "4", "--", "sh", "-c", "echo $$; exec sleep 1000")
     command = int(client.stdout.readline())

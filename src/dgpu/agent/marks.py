@@ -14,6 +14,7 @@ from pathlib import Path
 
 MARKS_NAME = "marks"
 STDOUT, STDERR = 0, 1
+FILES = 2  # no stream: a socket that brings the files with copies of both
 MARK = struct.Struct("<QQ")  # offset; time in ms << 1 | stream
 MAX_READ = 4_096  # marks of one read
 _STEP_MS = 100

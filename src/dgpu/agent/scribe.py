@@ -20,6 +20,7 @@ from dgpu.agent.chunks import ChunkWriter
 from dgpu.agent.disk_room import DiskRoom
 from dgpu.agent.frames import Decoder, Frame, encode
 from dgpu.agent.keeper_settings import KeeperSettings
+from dgpu.agent.marks import FILES
 from dgpu.agent.pipes import Pipes
 from dgpu.agent.scribe_link import MAX_DESCRIPTORS
 from dgpu.agent.secret_dirs import SecretDirs, secrets_dir_of
@@ -77,6 +78,9 @@ class Scribe:
     def _obey(self, frame: Frame) -> Frame:
         answer: Frame = {}
         for lease, stream in frame.get("output", ()):
+            if stream == FILES:
+                self._pipes.open_files(lease, self._descriptors.pop(0))
+                continue
             writer = self._pipes.output_of(lease)
             if writer is None:
                 writer = ChunkWriter(Path(f"{self._output_dir}/{lease:d}"), self._cap_bytes)

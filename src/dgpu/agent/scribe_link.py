@@ -1,9 +1,10 @@
 """The keeper's end of the socket to its scribe. Never blocks. Standard library only.
 
-Frames to the scribe, at most one per round: `output` [[lease, stream]], with the reading end of a pipe for each; `end`
-[[lease, end, reusable]]; `forget` [lease]; `begin` [record] with `dirs` [[lease, name, tmp_name, owner, staged]] of
-runs that need one (an empty name: not this one; `staged`: a directory that gets the name, empty: a new one) and
-`secrets` [[lease, {name: base64}, owner]]; `ping` number. Within a frame they are served in this order.
+Frames to the scribe, at most one per round: `output` [[lease, stream]], with the reading end of a pipe for each, and
+before them a socket that brings files (`output_files`), if any; `end` [[lease, end, reusable]]; `forget` [lease];
+`begin` [record] with `dirs` [[lease, name, tmp_name, owner, staged]] of runs that need one (an empty name: not this
+one; `staged`: a directory that gets the name, empty: a new one) and `secrets` [[lease, {name: base64}, owner]]; `ping`
+number. Within a frame they are served in this order.
 Frames from it: `recorded` [[lease, end]]; `begun` {dirs, secrets: [[lease, path, error]]}, {full} or {error}; `pong`
 number.
 """
@@ -16,7 +17,7 @@ import socket
 from typing import Any
 
 from dgpu.agent.frames import Decoder, Frame, encode
-from dgpu.agent.marks import STDERR, STDOUT
+from dgpu.agent.marks import FILES, STDERR, STDOUT
 from dgpu.agent.store import Record
 
 MAX_DESCRIPTORS = 128  # per message; the kernel's limit is 253
@@ -50,9 +51,9 @@ class ScribeLink:
 
     # -- collected until `flush`
 
-    def output(self, lease: int, descriptor: int, errors: int = -1) -> None:
-        """Takes over the descriptors. `errors`: of stderr; -1: it shares the pipe of stdout."""
-        for stream, each in ((STDOUT, descriptor), (STDERR, errors)):
+    def output(self, lease: int, descriptor: int, errors: int = -1, files: int = -1) -> None:
+        """Takes over the descriptors. `errors`: of stderr; -1: it shares the pipe of stdout. `files`: -1: none."""
+        for stream, each in ((FILES, files), (STDOUT, descriptor), (STDERR, errors)):
             if each >= 0:
                 self._frame.setdefault("output", []).append([lease, stream])
                 self._outputs.append(each)

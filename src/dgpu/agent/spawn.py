@@ -36,6 +36,7 @@ class Child(NamedTuple):
     output_fd: int  # the reading end, non-blocking; -1: the caller gave it its streams
     status_fd: int = -1  # of a child that may hang before its program starts: see spawn_apart
     errors_fd: int = -1  # as output_fd, for stderr; -1: it shares the pipe of stdout
+    files_fd: int = -1  # a socket on which it sends its output files; -1: it has none
 
 
 class Ends(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 from dgpu.agent.fences import NO_GROUPS, Groups
 from dgpu.agent.launch_as import Account, Launcher, account_of
 from dgpu.agent.mounts import Mounts
+from dgpu.agent.output_files import output_files_of
 from dgpu.agent.spawn import NO_PROGRAM, CannotStart, Child, Ends, Spawner, failure_of, one_line
 from dgpu.agent.spawn_apart import Apart, spawn_apart
 
@@ -38,9 +39,10 @@ class Starter:
         cwd: str = order["cwd"]
         if (account := account_of(order)) is not None:
             return self._spawn_as(account, order, cwd or own_dir, groups, ends)
-        if self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
+        files = output_files_of(order)
+        if files is None and self._cannot_hang(cwd, order["argv"][0], order["env"].get("PATH", os.defpath)):
             return self._spawner.spawn(order, own_dir, ends)
-        apart = Apart(self._spawner.null, self._spawner.limits, ends=ends)
+        apart = Apart(self._spawner.null, self._spawner.limits, ends=ends, files=files)
         try:
             return spawn_apart(cwd or own_dir, order["argv"], order["env"], apart)
         except OSError as error:
@@ -57,8 +59,10 @@ class Starter:
         if not argv[0] or "\0" in argv[0]:
             return NO_PROGRAM
         try:
-            if not self._launcher.usable:
-                return spawn_apart(cwd, argv, env, Apart(null, limits, account, tuple(groups.entries), ends))
+            files = output_files_of(order)
+            if files is not None or not self._launcher.usable:
+                apart = Apart(null, limits, account, tuple(groups.entries), ends, files)
+                return spawn_apart(cwd, argv, env, apart)
             return self._launcher.launch(
                 account, cwd, argv, env, null=null, limits=limits, groups=groups, ends=ends
             )

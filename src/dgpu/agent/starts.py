@@ -132,7 +132,7 @@ class Starts:
         self._endings.live[lease] = held
         held.directory = own_dir.rpartition("/")[2]
         held.cwd = held.cwd or own_dir
-        self._scribe.output(lease, child.output_fd, child.errors_fd)
+        self._scribe.output(lease, child.output_fd, child.errors_fd, child.files_fd)
         self._endings.known[lease] |= {"started_ms": 0, "pid": held.pid}
         if container is not None:
             self._endings.containers.open(held, container)

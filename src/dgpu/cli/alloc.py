@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-_NOT_HERE = ("nodes", "array", "image", "upload", "workdir", "secrets")
+_NOT_HERE = {
+    "nodes": "--nodes",
+    "array": "--array",
+    "image": "--image",
+    "upload": "--upload",
+    "workdir": "--workdir",
+    "secrets": "--secret",
+    "output_file": "--output",
+    "error_file": "--error",
+}
 
 
 @app.command(context_settings=s.CONTEXT)
@@ -62,7 +71,7 @@ def alloc(
 
 def _task(ctx: typer.Context, client: Client, hold: Hold, command: Sequence[str]) -> dict[str, Any]:
     given = s.given_options(ctx)
-    if wrong := next((name for name in _NOT_HERE if name in given), None):
+    if wrong := next((flag for name, flag in _NOT_HERE.items() if name in given), None):
         raise typer.BadParameter(f"alloc runs a local command; leave out {wrong}")
     task = s.described(given, hold.command)
     own = task.get("constraints", [])

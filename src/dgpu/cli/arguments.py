@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from dgpu.cli.flags import OUTPUTS
 from dgpu.wire.task_names import name_of, parse_named
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -159,6 +160,15 @@ def parse_ports(texts: Sequence[str]) -> list[int]:
         if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65_535):
             raise typer.BadParameter(f"--port {text}: expected a port number from 1 to 65535")
     return [int(text) for text in texts]
+
+
+def parse_output_file(text: str) -> str:
+    if text in OUTPUTS:
+        raise typer.BadParameter(
+            f"{text!r} is a format: write -o {text}. For a file of this name: --output ./{text}",
+            param_hint="--output",
+        )
+    return text
 
 
 def parse_secrets(entries: Sequence[str]) -> dict[str, dict[str, str]]:

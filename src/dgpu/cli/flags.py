@@ -116,6 +116,16 @@ def shared_parameters() -> tuple[Parameter, ...]:
 
 
 @functools.cache
+def shared_parameters_of_tasks() -> tuple[Parameter, ...]:
+    """For verbs that describe a task: there, --output is a file of the task, and only -o selects the output format."""
+    found = parameters_of(shared)
+    for parameter in found:
+        if parameter.name == "output":
+            parameter.opts = ["-o"]
+    return found
+
+
+@functools.cache
 def watch_parameters() -> tuple[Parameter, ...]:
     return parameters_of(watching)
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from dgpu.cli.extras import missing_package, require
 from dgpu.cli.failures import CliFailure, ExitCode, ReaderLeft, complain, complain_in_json, translated
-from dgpu.cli.flags import Flags, shared_parameters, watch_parameters
+from dgpu.cli.flags import Flags, shared_parameters, shared_parameters_of_tasks, watch_parameters
 from dgpu.cli.lightness import lighten
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def load_verb(name: str) -> Command:
 
         command.params[1:1] = task_parameters()  # after CMD, before the verb's own
     if verb.asks:
-        _add_parameters(command, watches=verb.watches, forms=verb.forms)
+        _add_parameters(command, watches=verb.watches, forms=verb.forms, describes=verb.describes)
     elif verb.prints:
         for inner in getattr(command, "commands", {}).values():
             inner.params.extend(each for each in shared_parameters() if {"-o", "--json"} & set(each.opts))
@@ -135,8 +135,9 @@ def load_verb(name: str) -> Command:
     return command
 
 
-def _add_parameters(command: Command, *, watches: bool, forms: bool = True) -> None:
-    command.params.extend(each for each in shared_parameters() if forms or "-o" not in each.opts)
+def _add_parameters(command: Command, *, watches: bool, forms: bool = True, describes: bool = False) -> None:
+    parameters = shared_parameters_of_tasks() if describes else shared_parameters()
+    command.params.extend(each for each in parameters if forms or "-o" not in each.opts)
     if watches:
         command.params.extend(watch_parameters())
     for inner in getattr(command, "commands", {}).values():

@@ -82,19 +82,27 @@ def fields(task: dict[str, Any], *, wide: bool = False) -> list[tuple[str, str]]
         ("signal", task["signal"] and f"{task['signal'].replace('@', ', ')} s before the time limit"),
         ("grace", duration(task["grace_seconds"])),
         ("notify", " ".join(task["notify"])),
-        ("command", command_text(task["command"])),
-        ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
-        ("workdir", _workdir(task)),
-        ("upload", task["upload"]),
-        ("ports", ", ".join(map(str, task["ports"]))),
-        ("image", task["image"]),
-        ("mounts", ", ".join(task["mounts"])),
-        ("shared memory", memory(task["shm_mb"] or None)),
+        *_program(task),
         ("env", ", ".join(sorted(task["env"]))),
         ("secrets", ", ".join(sorted(task["secrets"]))),
         ("labels", ", ".join(f"{name}={value}" for name, value in task["labels"].items())),
         *((name.replace("_", " "), _text(task[name] or "")) for name in MORE),
         ("also", ", ".join(flags)),
+    ]
+
+
+def _program(task: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("command", command_text(task["command"])),
+        ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
+        ("workdir", _workdir(task)),
+        ("upload", task["upload"]),
+        ("output file", task["output_file"]),
+        ("error file", task["error_file"]),
+        ("ports", ", ".join(map(str, task["ports"]))),
+        ("image", task["image"]),
+        ("mounts", ", ".join(task["mounts"])),
+        ("shared memory", memory(task["shm_mb"] or None)),
     ]
 
 

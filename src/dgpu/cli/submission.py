@@ -18,6 +18,7 @@ from dgpu.cli.arguments import (
     parse_grid,
     parse_labels,
     parse_memory_mb,
+    parse_output_file,
     parse_plain_memory_mb,
     parse_ports,
     parse_priority,
@@ -155,6 +156,22 @@ def surrounding(
     """The same, for a task's surroundings."""
 
 
+def copying(
+    output_file: Annotated[
+        str | None,
+        _option(
+            "--output",
+            metavar="FILE",
+            help="Also write the output to this file of the node; %j id, %A_%a array, %x name, %N node.",
+        ),
+    ] = None,
+    error_file: Annotated[
+        str | None, _option("--error", metavar="FILE", help="The same, for stderr. [the file of --output]")
+    ] = None,
+) -> None:
+    """The same, for copies of a task's output."""
+
+
 def containing(
     image: Annotated[
         str | None, _option("--image", metavar="IMAGE", help="Run in a container of this image.")
@@ -179,7 +196,7 @@ def containing(
 
 @functools.cache
 def task_parameters() -> tuple[Parameter, ...]:
-    parts = (describing, lasting, surrounding, containing)
+    parts = (describing, lasting, surrounding, copying, containing)
     found = tuple(parameter for part in parts for parameter in parameters_of(part))
     for parameter in found:
         if parameter.name == "upload":
@@ -202,6 +219,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "env": parse_env,
     "secrets": parse_secrets,
     "ports": parse_ports,
+    "output_file": parse_output_file,
 }
 
 

@@ -49,6 +49,8 @@ class TaskFields(TypedDict, total=False):
     upload: str | PathLike[str]
     terminal: bool
     ports: Sequence[int]
+    output_file: str
+    error_file: str
     after: str | Sequence[str | Mapping[str, str]]
     array: str
     grid: Mapping[str, str | Sequence[str | int | float]]

@@ -174,6 +174,8 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     upload: str = ""  # sha256 of the archive that its directory was made from
     terminal: bool = False
     ports: list[int] = []
+    output_file: str = ""
+    error_file: str = ""
     reservation: ReservationAnswer | None = None
     usage: TaskUsage | None = None  # of its last attempt; only in the response for one task
 

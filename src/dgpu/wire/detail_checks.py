@@ -12,11 +12,23 @@ def clash_of(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> tupl
         return "terminal", why
     if detail.get("ports") and (why := _no_ports(detail, allocation=allocation)):
         return "ports", why
+    if (name := next((each for each in ("output_file", "error_file") if each in detail), "")) and (
+        why := _no_files(detail, allocation=allocation)
+    ):
+        return name, why
     if "upload" not in detail:
         return None
     if detail.get("workdir"):
         return "workdir", "An upload is unpacked into a new directory; leave out workdir or upload."
     return ("upload", "An allocation runs nothing; leave out upload or allocation.") if allocation else None
+
+
+def _no_files(detail: Mapping[str, Any], *, allocation: bool) -> str:
+    if detail.get("image"):
+        return "Not supported yet: output files of a container; leave out the file or image."
+    if detail.get("terminal"):
+        return "A task with a terminal has no output files; leave out the file or terminal."
+    return "An allocation runs nothing and has no output." if allocation else ""
 
 
 def _no_ports(detail: Mapping[str, Any], *, allocation: bool) -> str:

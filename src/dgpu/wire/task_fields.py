@@ -11,6 +11,7 @@ from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import container_fields, fields, grids, notify_fields, stop_fields, uploads
 from dgpu.wire.fields import Check
+from dgpu.wire.file_patterns import file_pattern
 from dgpu.wire.port_fields import MAX_PORT, MAX_PORTS, ports
 from dgpu.wire.secret_fields import SECRETS_SCHEMA, secrets
 
@@ -29,6 +30,7 @@ def _number(low: float, high: float, kind: str = "integer") -> dict[str, Any]:
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
+_FILE = {**_TEXT, "minLength": 1, "maxLength": fields.MAX_PATH_CHARS}
 _TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
 _DEPENDENCY: dict[str, Any] = {
     "type": "object",
@@ -279,6 +281,15 @@ TASK_FIELDS: dict[str, TaskField] = {
         "$DGPU_PORT_8888, of the first also $DGPU_PORT. People reach it through a channel to `port`.",
         {"type": "array", "items": _number(1, MAX_PORT), "maxItems": MAX_PORTS},
     ),
+    "output_file": TaskField(
+        "output_file",
+        file_pattern,
+        "A file on the node that gets a copy of the output: a path, relative to the working directory, with %j (number "
+        "of the task), %A and %a (number and index of the array), %x (name), %N (node) and %%. Without error_file, "
+        "also of stderr. The first attempt empties it. Not with an image or a terminal.",
+        _FILE,
+    ),
+    "error_file": TaskField("error_file", file_pattern, "The same, for stderr.", _FILE),
     "after": TaskField(
         "after",
         fields.after,

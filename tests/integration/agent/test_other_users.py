@@ -247,3 +247,24 @@ def test_nothing_is_added_to_a_directory_while_it_is_deleted(place, monkeypatch)
         os.close(root)
         os.close(held)
     assert [type(error) for error in refused] == [PermissionError]
+
+
+def test_output_files_are_opened_with_the_rights_of_the_task(kept, place) -> None:
+    own, private = place / "own", place / "private"
+    own.mkdir()
+    os.chown(own, UID, UID)
+    private.mkdir(mode=0o700)
+    wanted = {"output": "log", "anew": True}
+    end, _ = run(kept, 1, "echo out; echo err >&2; id -u", cwd=str(own), files=wanted)
+    assert end["exit_code"] == 0
+    assert sorted((own / "log").read_text().split()) == sorted(["out", "err", str(UID)])
+    found = (own / "log").stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (UID, UID, 0o600)
+    (private / "log").write_text("of root")
+    (own / "link").symlink_to(private / "log")
+    for lease, path in ((2, "link"), (3, str(private / "new"))):
+        end, _ = run(kept, lease, "touch ran", cwd=str(own), files={"output": path, "anew": True})
+        assert end["outcome"] == "cannot_start"
+        assert end["error"].startswith(f"output file {path}: Permission denied. ")
+    assert (private / "log").read_text() == "of root"
+    assert not (own / "ran").exists()

@@ -76,6 +76,9 @@ def test_quotes_join_words_and_an_open_one_is_told() -> None:
         (["-H --no-requeue -D /x"], {"held": True, "max_retries": 0, "workdir": "/x"}),
         (["--array=0-9%2", "-J a", "-J b"], {"array": "0-9%2", "name": "b"}),
         (["--job=c"], {"name": "c"}),
+        (["-o %x-%A_%a.out", "--error=%j.err"], {"output_file": "%x-%A_%a.out", "error_file": "%j.err"}),
+        (["-o %u.out -e %j"], {"error_file": "%j"}),
+        (["-o x --container-image=a"], {"image": "a"}),
         (["--tasks-per-node=2 --gres=gpu:0"], {"cpus": 2.0}),
         (["--signal=B:SIGUSR1@90 -b now+2hours"], {"signal": "USR1@90", "begin_at": "+2h"}),
         (["--begin=22:00"], {"begin_at": "22:00"}),
@@ -128,7 +131,7 @@ def test_what_would_change_the_meaning_stops_with_its_column(line, column, words
 
 
 def test_what_changes_nothing_is_noted() -> None:
-    notes = read("--mail-type=END --mail-user x@y -p gpu", "--hint=nomultithread", "-o out.txt -t 0").notes
+    notes = read("--mail-type=END --mail-user x@y -p gpu", "--hint=nomultithread", "-o %u.txt -t 0").notes
     assert {note.message.split(":")[0] for note in notes} == {
         "--mail-type", "--mail-user", "-p", "--hint", "-o", "-t"
     }  # fmt: skip

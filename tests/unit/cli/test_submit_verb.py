@@ -136,3 +136,14 @@ def test_many_equal_tasks_are_one_request(dgpu, server):
     _, out, _ = dgpu("--server", server.url, "submit", "--clean-env", "--count", "2", "--", "true")
     assert out == "task-1\ntask-2\n"
     assert server.sent("POST", "/api/v1/tasks/batch") == [{"task": {"command": ["true"]}, "count": 2}]
+
+
+def test_output_is_a_file_of_the_task_and_o_the_format(submit, dgpu, server):
+    sent = submit("--output", "%x-%j.out", "--error", "e.txt", "-o", "name", "--", "true")
+    assert (sent["output_file"], sent["error_file"]) == ("%x-%j.out", "e.txt")
+    before = len(server.sent("POST", "/api/v1/tasks"))
+    code, _, err = dgpu("--server", server.url, "submit", "--output", "json", "--", "true")
+    assert code == 2
+    assert "'json' is a format: write -o json. For a file of this name: --output ./json" in err
+    assert len(server.sent("POST", "/api/v1/tasks")) == before
+    assert submit("--output", "./json", "--", "true")["output_file"] == "./json"

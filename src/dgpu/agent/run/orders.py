@@ -25,6 +25,7 @@ from dgpu.agent.keeper_settings import boot_ms
 from dgpu.agent.oom import TAIL_BYTES, out_of_memory
 from dgpu.agent.options import ContainerOptions
 from dgpu.agent.run.containers import NotHereError, container_account, container_order
+from dgpu.agent.run.output_files import files_order
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.run.slurm import slurm_variables
 from dgpu.agent.run.task_ports import TaskPorts
@@ -93,6 +94,7 @@ def spawn_order(
         "secrets": _private_files(order, detail, keeper_protocol),
         "terminal": detail.terminal,
         "ports": list(given.items()),
+        "files": files_order(order, detail, node_id, keeper_protocol),
     }
     return asked if container is None else asked | {"container": container}
 

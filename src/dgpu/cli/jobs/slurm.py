@@ -10,6 +10,7 @@ from dgpu.cli.jobs.directives import Fault, Given
 from dgpu.cli.jobs.hostlist import BadHostList, expand
 from dgpu.cli.jobs.slurm_options import SLURM_OPTIONS, Effect
 from dgpu.core.model.array import NoArray, parse_array
+from dgpu.wire.file_patterns import unknown_patterns
 
 _MEMORY = re.compile(r"(\d+)([kmgt]?)b?", re.IGNORECASE)
 _UNITS_KB = {"k": 1, "m": 1 << 10, "": 1 << 10, "g": 1 << 20, "t": 1 << 30}
@@ -317,6 +318,24 @@ def _image(work: _Translation, _: Given, value: str) -> None:
     work.given["image"] = value.removeprefix("docker://").replace("#", "/", 1)
 
 
+def _file(name: str) -> Callable[[_Translation, Given, str], None]:
+    def keep(work: _Translation, option: Given, value: str) -> None:
+        if unknown := unknown_patterns(value):
+            work.notes.append(
+                option.fault(
+                    f"dgpu has no {unknown[0]}; the output is in dgpu logs, this file is not written"
+                )
+            )
+        elif "image" in work.given:
+            work.notes.append(
+                option.fault("the output of a container is in dgpu logs; this file is not written")
+            )
+        else:
+            work.given[name] = value
+
+    return keep
+
+
 def _kept(name: str) -> Callable[[_Translation, Given, str], None]:
     def keep(work: _Translation, _: Given, value: str) -> None:
         work.given[name] = value
@@ -343,6 +362,7 @@ _SIMPLE: dict[str, Callable[[_Translation, Given, str], None]] = {
     "container-image": _image,
     "container-mounts": _mounts,
     "dependency": _dependency,
+    "error": _file("error_file"),
     "exclude": _exclude,
     "export": _export,
     "gpu-bind": _gpu_bind,
@@ -350,6 +370,7 @@ _SIMPLE: dict[str, Callable[[_Translation, Given, str], None]] = {
     "job-name": _kept("name"),
     "no-requeue": _fixed("max_retries", fixed=0),
     "nodelist": _nodelist,
+    "output": _file("output_file"),
     "partition": _partition,
     "priority": _kept("priority"),
     "qos": _qos,

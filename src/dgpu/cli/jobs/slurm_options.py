@@ -38,7 +38,6 @@ def _stops(about: str, short: str = "", takes: Takes = _VALUE) -> SlurmOption:
 
 
 _NO_BINDING = "dgpu binds no processes to CPUs or memory"
-_LOGS = "the output is in dgpu logs; this file is not written"
 _MAIL = "no mail is sent; use #DGPU --notify end=NAME"
 _ONE_CLUSTER = "dgpu has one cluster; choose a scheduler with --server"
 
@@ -53,6 +52,7 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "cpus-per-gpu": _used("--cpus, times the GPUs"),
     "cpus-per-task": _used("--cpus, times the tasks of a node", "c"),
     "dependency": _used("--after; afterok, afterany, afternotok", "d"),
+    "error": _used("--error", "e"),
     "exclude": _used("--constraint node!=...", "x"),
     "export": _used("ALL: --env-all; NONE: --clean-env; names: -e"),
     "gpu-bind": _used(
@@ -72,6 +72,7 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "nodes": _used("--nodes; the script runs on each node", "N"),
     "ntasks": _used("srun starts this many processes", "n"),
     "ntasks-per-node": _used("the same, per node"),
+    "output": _used("--output; of its patterns: %j %a %A %x %N %%", "o"),
     "partition": _used("--pool, if it is online or batch; else only reported", "p"),
     "priority": _used("--priority, 0 to 100"),
     "qos": _used("--priority, if it is low, normal, high or critical; else only reported", "q"),
@@ -85,7 +86,6 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "cpu-bind": _noted(_NO_BINDING),
     "delay-boot": _noted("dgpu boots no nodes"),
     "distribution": _noted("dgpu starts one process per node", "m"),
-    "error": _noted(_LOGS, "e"),
     "get-user-env": _noted("use #DGPU --env-all for all variables", "", _MAYBE),
     "gres-flags": _noted("dgpu prefers near GPUs by itself"),
     "hint": _noted(_NO_BINDING),
@@ -97,8 +97,7 @@ SLURM_OPTIONS: dict[str, SlurmOption] = {
     "mem-bind": _noted(_NO_BINDING),
     "network": _noted("dgpu sets no network options"),
     "nice": _noted("use #DGPU --priority 0 to 100", "", _MAYBE),
-    "open-mode": _noted(_LOGS),
-    "output": _noted(_LOGS, "o"),
+    "open-mode": _noted("the first attempt begins an output file anew, later ones continue it"),
     "overcommit": _noted(_NO_BINDING, "O", _FLAG),
     "oversubscribe": _noted("dgpu gives no whole nodes; GPUs are never shared without --shared", "s", _FLAG),
     "parsable": _noted("dgpu submit -o name prints only the id", "", _FLAG),

@@ -131,6 +131,8 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         int, ...
     ] = ()  # TCP ports that its program listens on; the node gives each of them a free one
     priority_named: bool = False  # its priority was given as a level's name
+    output_file: str = ""  # gets a copy of its output, on its node; a path with patterns (wire.file_patterns)
+    error_file: str = ""  # the same for stderr; empty: goes to output_file, too
 
 
 class TaskSpec(

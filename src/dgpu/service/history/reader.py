@@ -104,6 +104,8 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     terminal: bool = False
     ports: tuple[int, ...] = ()
     priority_named: bool = False
+    output_file: str = ""
+    error_file: str = ""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

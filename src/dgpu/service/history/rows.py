@@ -36,6 +36,8 @@ ADDED_COLUMNS = {
     "grid": "TEXT NOT NULL DEFAULT '{}'",
     "ports": "TEXT NOT NULL DEFAULT '[]'",
     "priority_named": "INTEGER NOT NULL DEFAULT 0",
+    "output_file": "TEXT NOT NULL DEFAULT ''",
+    "error_file": "TEXT NOT NULL DEFAULT ''",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
@@ -44,6 +46,7 @@ _FIXED = (
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
     "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify", "terminal", "grid", "ports",
     "priority_named",
+    "output_file", "error_file",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -91,6 +94,7 @@ class TaskRows:
             int(detail.terminal),
             text(values_of(detail.grid, task.array_index)), text(detail.ports),
             int(detail.priority_named),
+            detail.output_file, detail.error_file,
             *_changing(task, shape),
         )  # fmt: skip
 

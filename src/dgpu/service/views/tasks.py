@@ -188,6 +188,8 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "upload": of.upload,
         "terminal": of.terminal,
         "ports": list(of.ports),
+        "output_file": of.output_file,
+        "error_file": of.error_file,
     }
 
 
