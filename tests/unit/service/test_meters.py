@@ -109,8 +109,9 @@ def test_quantiles_lie_between_the_bounds() -> None:
 def test_a_label_comes_back_as_it_was(value: str) -> None:
     text = Text()
     text.by("name", "things", "gauge", "Things.", {value: 1})
-    ((family),) = text_string_to_metric_families(text.encode().decode())
-    assert family.samples[0].labels == {"name": value}
+    families = list(text_string_to_metric_families(text.encode().decode()))
+    assert [family.name for family in families] == ["things", "dgpu_things"]
+    assert [family.samples[0].labels for family in families] == [{"name": value}] * 2
 
 
 def test_buckets_are_cumulative_and_end_with_all() -> None:
@@ -119,7 +120,8 @@ def test_buckets_are_cumulative_and_end_with_all() -> None:
         known.observe(value)
     text = Text()
     text.histograms("pool", "wait_seconds", "Waits.", {"a": known})
-    (family,) = text_string_to_metric_families(text.encode().decode())
+    family, prefixed = text_string_to_metric_families(text.encode().decode())
+    assert [s.value for s in prefixed.samples] == [s.value for s in family.samples]
     assert [(s.name, s.labels.get("le"), s.value) for s in family.samples] == [
         ("wait_seconds_bucket", "1", 1),
         ("wait_seconds_bucket", "2.5", 2),

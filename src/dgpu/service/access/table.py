@@ -68,7 +68,7 @@ RULES: Final[dict[Action, Rule]] = {
         _ONE, _NO_VIEWER, _OPERATORS, "cancel, hold, release a task; change its priority"
     ),
     Action.ENTER_TASK: Rule(
-        _ONE, _NO_VIEWER, _OPERATORS, "attach to the terminal of a task; run commands in it"
+        _ONE, _NO_VIEWER, _OPERATORS, "attach to the terminal of a task; run commands in it; reach its ports"
     ),
     Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue; the timeline"),
     Action.READ_TENANT: Rule(
