@@ -77,10 +77,11 @@ def free_port():
 class Forward:
     """`dgpu forward` as a process. Without a port it waits for the end."""
 
-    def __init__(self, place, *arguments):
+    def __init__(self, place, *arguments, verb="forward", cwd=None):
         self.process = subprocess.Popen(
-            place.command("forward", *arguments, "-o", "json"),
+            place.command(verb, *arguments, "-o", "json"),
             env=place.env,
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,7 +93,8 @@ class Forward:
             line = self.process.stdout.readline()
             assert line, (text, self.said)
             text += line
-        self.local = json.loads(text)["forwards"][0]["local_port"]
+        (self.forward,) = json.loads(text)["forwards"]
+        self.local = self.forward["local_port"]
 
     def _listen(self):
         for line in self.process.stderr:
@@ -112,8 +114,8 @@ class Forward:
 
 
 @contextlib.contextmanager
-def forwarding(place, *arguments):
-    forward = Forward(place, *arguments)
+def forwarding(place, *arguments, **more):
+    forward = Forward(place, *arguments, **more)
     try:
         yield forward
     finally:
@@ -221,3 +223,48 @@ def test_a_program_that_listens_later_and_without_port_is_waited_for(place):
     with forwarding(place, name, str(port)) as forward:
         assert re.search("Directory listing", forward.get())
     place.good("cancel", name)
+
+
+# In place of the package: its options, its variable of the token, and an answer only to those who have it.
+JUPYTERLAB = """
+import http.server, os, sys
+token = os.environ["JUPYTER_TOKEN"]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path.endswith("token=" + token) else 403)
+        self.end_headers()
+        self.wfile.write(" ".join(sys.argv[1:]).encode())
+
+if __name__ == "__main__":
+    assert token not in " ".join(sys.argv)
+    port = next(word.removeprefix("--port=") for word in sys.argv if word.startswith("--port="))
+    http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+def test_jupyter_prints_a_link_that_works_and_survives_ctrl_c(place):
+    project = place.home / "notebooks"
+    project.mkdir()
+    (project / "jupyterlab.py").write_text(JUPYTERLAB)
+    with forwarding(place, "-G", "1", "--", "--debug", verb="jupyter", cwd=project) as lab:
+        host, path = re.fullmatch(r"http://([^/]+)(/lab\?token=.{32})", lab.forward["url"]).groups()
+        assert re.fullmatch(rf"task-\d+\.localhost:{lab.local}", host)
+        assert lab.get(path).endswith("--debug")
+        task_id = host.partition(".")[0]
+        lab.process.send_signal(signal.SIGINT)
+        assert lab.ends() == 0
+        lab.says(f"{task_id} continues")
+    assert place.task(task_id)["name"] == "jupyter"
+    place.good("cancel", task_id)
+
+
+def test_without_jupyterlab_the_task_says_what_to_install(place):
+    project = place.home / "without"
+    project.mkdir()
+    (project / "jupyterlab.py").write_text("raise ImportError('hidden')")
+    answer = place.dgpu("jupyter", cwd=project)
+    assert answer.code == 1
+    assert "has ended (failed). Its output: dgpu logs task-" in answer.err
+    (task_id,) = re.findall(r"dgpu logs (task-\d+)", answer.err)
+    assert "python -m pip install jupyterlab" in place.good("logs", task_id).out

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -75,8 +75,11 @@ async def forward_until_end(
     *,
     rank: int | None = None,
     path: str = "",
+    ready: Callable[[int], Coroutine[Any, Any, None]] | None = None,
 ) -> int:
-    """`path`: what the printed address has after its host."""
+    """`path`: what the printed address has after its host. `ready`: waits until the program behind the first local port
+    answers; the address is printed then.
+    """
     from dgpu.client.forwarding import Forwarder, local_url
 
     forwarder = Forwarder(client, task_id, rank=rank, say=lambda text: note(f"dgpu: {text}"))
@@ -85,9 +88,17 @@ async def forward_until_end(
         loop.add_signal_handler(number, left.set)
     try:
         opened = [(each.port, await _listen(forwarder, each)) for each in wanted]
+        ended, leaving = asyncio.ensure_future(forwarder.ended()), asyncio.ensure_future(left.wait())
+        if ready is not None:
+            answers = asyncio.ensure_future(ready(opened[0][1]))
+            await asyncio.wait({answers, ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            answers.cancel()
+            if ended.done():
+                raise CliFailure(
+                    f"{task_id} has ended ({ended.result().status}). Its output: dgpu logs {task_id}"
+                )
         _print(task_id, [(port, local, local_url(task_id, local) + path) for port, local in opened], flags)
-        ended = asyncio.ensure_future(forwarder.ended())
-        await asyncio.wait({ended, asyncio.ensure_future(left.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             note(f"dgpu: {task_id} has ended ({ended.result().status}); its ports are closed.")
         else:
