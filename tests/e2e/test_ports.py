@@ -79,7 +79,7 @@ class Forward:
 
     def __init__(self, place, *arguments, verb="forward", cwd=None):
         self.process = subprocess.Popen(
-            place.command(verb, *arguments, "-o", "json"),
+            place.command(verb, "-o", "json", *arguments),
             env=place.env,
             cwd=cwd,
             stdout=subprocess.PIPE,
