@@ -260,6 +260,16 @@ def test_notes_name_their_lines(submit) -> None:
     assert "job.sh:4: a directive after the first command has no effect" in err
 
 
+def test_a_container_has_no_output_files_and_its_script_still_runs(submit) -> None:
+    text = "#!/bin/sh\n#SBATCH -o out.txt -e err.txt\necho\n"
+    code, err, (body,) = submit(text, "--image", "train:1")
+    assert code == 0
+    assert err.count("job.sh: the output of a container is in dgpu logs; its output file is not written") == 1
+    assert body.keys().isdisjoint({"output_file", "error_file"})
+    _, _, sent = submit(text)
+    assert (sent[-1]["output_file"], sent[-1]["error_file"]) == ("out.txt", "err.txt")
+
+
 @pytest.mark.parametrize(
     ("more", "code"),
     [("python x.py", 2), ("# srun x\n", 2), ("  srun python x.py", 0), ("#DGPU --nodes 2\nx", 0)],

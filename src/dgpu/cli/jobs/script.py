@@ -22,7 +22,7 @@ from dgpu.cli.jobs.directives import (
     late_lines,
 )
 from dgpu.cli.jobs.own import read_own
-from dgpu.cli.jobs.slurm import Translated, translate
+from dgpu.cli.jobs.slurm import NO_FILE_OF_CONTAINER, Translated, translate
 from dgpu.cli.jobs.slurm_options import SBATCH
 from dgpu.client.surroundings import current_directory
 from dgpu.core.model.array import NoArray, parse_array
@@ -30,6 +30,7 @@ from dgpu.wire.fields import MAX_SCRIPT_BYTES
 
 _STARTS_PROCESSES = re.compile(r"^[^#\n]*\bsrun\b", re.MULTILINE)
 _JOINED = frozenset({"env", "labels", "secrets", "env_file"})  # the command line adds to these
+_FILES = frozenset({"output_file", "error_file"})
 _NO_SLURM = Translated({}, {}, [], [])
 
 
@@ -49,6 +50,9 @@ class JobScript(NamedTuple):
         if flags.keys() & {"clean_env", "env_all"}:
             merged = {name: value for name, value in merged.items() if name not in {"clean_env", "env_all"}}
             merged |= {name: flags[name] for name in ("clean_env", "env_all") if name in flags}
+        if "image" in merged and (files := _FILES & (merged.keys() - flags.keys())):
+            note(f"{self.path}: {NO_FILE_OF_CONTAINER}")
+            merged = {name: value for name, value in merged.items() if name not in files}
         return merged
 
     def in_task(self, task: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ _TYPED_COUNT = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>\d+)")
 _LATER = re.compile(r"now\+(\d+)(seconds?|minutes?|hours?|days?|weeks?)?")
 _MOMENT = re.compile(r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2})?)?")
 _WHENS = {"afterok": "ok", "afterany": "any", "afternotok": "failed"}
+NO_FILE_OF_CONTAINER = "the output of a container is in dgpu logs; its output file is not written"
 _LEVELS = ("low", "normal", "high", "critical")
 
 
@@ -327,9 +328,7 @@ def _file(name: str) -> Callable[[_Translation, Given, str], None]:
                 )
             )
         elif "image" in work.given:
-            work.notes.append(
-                option.fault("the output of a container is in dgpu logs; this file is not written")
-            )
+            work.notes.append(option.fault(NO_FILE_OF_CONTAINER))
         else:
             work.given[name] = value
 

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 def _submit(script: JobScript, words: Sequence[str], own: set[str]) -> int:
     if "quiet" not in own:
         script.tell()
-    given = script.given
+    given = script.with_flags({})
     if not given.keys() & {"clean_env", "env_all", "image"}:
         given = {**given, "env_all": True}  # Slurm's default is --export=ALL
     task = script.in_task(described(given, words), words)
