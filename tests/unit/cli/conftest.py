@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import urllib.parse
 
 import pytest
 
@@ -22,6 +23,7 @@ class CannedServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Reply)
         self.answers = {}
         self.requests = []
+        self.queries = {}  # the last one of each path
 
     @property
     def url(self):
@@ -41,7 +43,8 @@ class _Reply(http.server.BaseHTTPRequestHandler):
     def _reply(self):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
+        self.server.queries[path] = dict(urllib.parse.parse_qsl(query))
         self.server.requests.append((self.command, path, body))
         found = self.server.answers.get(
             (self.command, path), (404, problem(404, "unknown_route", "No such call."))

@@ -10,7 +10,7 @@ import pytest
 
 from dgpu.cli.sparks import highest, mean, spark
 
-from .conftest import problem
+from .conftest import problem, task
 
 NAMES = (
     "utilization_percent",
@@ -78,6 +78,26 @@ def test_history_of_a_large_cluster_shows_the_whole_and_asks_for_names(dgpu, clu
     assert "65 GPUs: name nodes or GPUs" in err
     assert cluster.sent("GET", "/api/v1/history/gpus") == []
     assert dgpu("--server", cluster.url, "history", "n1")[0] == 2
+
+
+def test_history_of_a_task_is_that_of_its_gpus_while_it_ran(dgpu, cluster):
+    facts = {"allocated_gpus": ["GPU-x"], "attempt": 1}
+    facts |= {"started_at": "2026-05-04T10:00:10.000Z", "finished_at": "2026-05-04T11:00:00.000Z"}
+    cluster.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7, "success", **facts))
+    code, out, _ = dgpu("--server", cluster.url, "history", "7")
+    assert (code, "n1" in out) == (0, True)
+    asked = cluster.queries["/api/v1/history/gpus"]
+    assert asked["ids"] == "GPU-x"
+    assert asked["since"].startswith("2026-05-04T10:00:00")
+    assert asked["until"].startswith("2026-05-04T11:00:10")
+
+
+def test_history_of_a_task_that_did_not_run_says_so(dgpu, cluster):
+    cluster.answers["GET", "/api/v1/tasks/task-7"] = (200, task(7))
+    code, _, err = dgpu("--server", cluster.url, "history", "task-7")
+    assert (code, "task-7 has not started" in err) == (5, True)
+    code, _, err = dgpu("--server", cluster.url, "history", "task-7", "n1")
+    assert (code, "shown alone" in err) == (2, True)
 
 
 def test_history_refuses_what_it_cannot_show(dgpu, cluster):
