@@ -9,12 +9,13 @@ import typer
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration, in_our_zone, plural
+from dgpu.cli.formats import clock, duration, in_our_zone, memory, plural
 from dgpu.cli.output import Column, Row, print_rows
 
 app = typer.Typer(add_completion=False)
 
 KEYS = ("tenant", "pool", "user")
+TASK = ["task"]
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _LONG_LAG_SECONDS = 5
 FORMATS = ("table", "csv", "json")
@@ -30,7 +31,11 @@ _NUMBERS = (
     "cancelled",
     "wait_mean_seconds",
     "wait_max_seconds",
+    "run_seconds",
+    "gpu_percent",
+    "gpu_peak_mb",
 )
+_OF_TASK = ("name", "status", "tenant", "pool", "user")
 
 
 def _key(key: str) -> Any:
@@ -56,6 +61,21 @@ NUMBERS = (
 )
 
 
+TASK_COLUMNS = (
+    Column("ID", _key("task")),
+    Column("NAME", _key("name"), stretches=True),
+    Column("STATUS", _key("status")),
+    Column("TENANT", _key("tenant"), wide=True),
+    Column("USER", _key("user")),
+    Column("GPU-HOURS", lambda row: f"{row['gpu_hours']:,.2f}", right=True),
+    Column("UTIL", lambda row: "" if row["gpu_percent"] is None else f"{row['gpu_percent']}%", right=True),
+    Column("MEM-PEAK", lambda row: memory(row["gpu_peak_mb"]), right=True),
+    Column("WAITED", lambda row: duration(row["wait_mean_seconds"]), right=True),
+    Column("RAN", lambda row: duration(row["run_seconds"]), right=True),
+    Column("ATTEMPTS", _count("attempts"), right=True, wide=True),
+)
+
+
 @app.command()
 def report(
     ctx: typer.Context,
@@ -65,13 +85,13 @@ def report(
     ] = "30d",
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="As --since. [now]")] = None,
     by: Annotated[
-        str, typer.Option("--by", metavar="tenant|pool|user", help="Or several: tenant,pool.")
+        str, typer.Option("--by", metavar="tenant|pool|user|task", help="Or several: tenant,pool.")
     ] = "tenant",
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="csv has a header line; see below.")
     ] = "table",
 ) -> None:
-    """GPU-hours and waiting times by tenant, pool or user. Running tasks count up to now.
+    """GPU-hours and waiting times by tenant, pool or user, or of each task. Running tasks count up to now.
 
     TASKS ran during the period. SUCCESS, FAILED and CANCELLED ended in it, even if they never ran: a task that was
     cancelled while it waited counts in CANCELLED but not in TASKS. WAITING is the current number.
@@ -79,8 +99,9 @@ def report(
     In CSV, a text that looks like a formula (it begins with = + - @ or a tab) gets a leading apostrophe.
     """
     keys = list(dict.fromkeys(key.strip() for key in by.split(",") if key.strip()))
-    if not keys or set(keys) - set(KEYS):
-        raise typer.BadParameter(f"{by!r} is not one of {', '.join(KEYS)}", param_hint="--by")
+    if keys != TASK and (not keys or set(keys) - set(KEYS)):
+        expected = "task, which stands alone" if "task" in keys else f"one of {', '.join(KEYS)}, task"
+        raise typer.BadParameter(f"{by!r} is not {expected}", param_hint="--by")
     if form not in FORMATS:
         raise typer.BadParameter(f"{form!r} is not one of {', '.join(FORMATS)}", param_hint="--format")
     flags = flags_of(ctx)
@@ -104,10 +125,13 @@ def report(
 
 
 def _show(answer: dict[str, Any], keys: list[str], flags: Any) -> None:
-    columns = tuple(Column(key.upper(), _key(key), stretches=True) for key in keys) + NUMBERS
+    grouped = tuple(Column(key.upper(), _key(key), stretches=True) for key in keys) + NUMBERS
+    columns = TASK_COLUMNS if keys == TASK else grouped
     rows: list[Row] = list(answer["rows"])
     if flags.is_table and len(rows) > 1:
-        rows.append({**answer["total"], keys[0]: "(total)"})
+        rows.append(
+            {**answer["total"], keys[0]: "(total)", **({"wait_mean_seconds": None} if keys == TASK else {})}
+        )
     print_rows(answer, rows, columns, keys[0], flags)
     if flags.is_table:
         note(f"{clock(answer['since'])} to {clock(answer['until'])}" + ("" if rows else ": no task ran."))
@@ -117,6 +141,7 @@ def _show(answer: dict[str, Any], keys: list[str], flags: Any) -> None:
 
 
 def _write_csv(rows: list[dict[str, Any]], keys: list[str]) -> None:
+    keys = [*keys, *_OF_TASK] if keys == TASK else keys
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*keys, *_NUMBERS])
     for row in rows:

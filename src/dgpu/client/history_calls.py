@@ -59,7 +59,7 @@ class HistoryCalls:
     def usage(
         self, *, since: str | None = None, until: str | None = None, by: Sequence[str] = ("tenant",)
     ) -> Request[answers.Usage]:
-        """GPU-hours and waiting times by tenant, pool or user."""
+        """GPU-hours, waiting times and utilisation by tenant, pool or user; or by task: a row for each that ran."""
         path = api_path("history", "usage", since=since, until=until, by=",".join(by))
         return Request("GET", path, answers.Usage)
 

@@ -100,6 +100,12 @@ class UsageRow(Answer, frozen=True, kw_only=True):
     wait_mean_seconds: float | None = None  # of started tasks, from submit to placement
     wait_max_seconds: float | None = None
     waiting: int = 0  # now
+    run_seconds: float = 0  # from placement to end, within the range
+    gpu_percent: int | None = None  # mean utilisation of attempts that ended; None: not measured
+    gpu_peak_mb: int | None = None
+    task: str | None = None  # the id; by task only
+    name: str | None = None
+    status: str | None = None
 
 
 class Usage(Answer, frozen=True, kw_only=True):

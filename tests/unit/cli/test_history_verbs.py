@@ -154,6 +154,19 @@ def test_a_report_that_is_not_complete_says_so_beside_its_figures(dgpu, used, fo
     assert said in " ".join(err.split())
 
 
+def test_a_report_by_task_has_a_row_for_each(dgpu, used):
+    facts = {"task": "task-3", "name": "train", "status": "success", "gpu_percent": 81, "run_seconds": 75.0}
+    used.answers["GET", "/api/v1/history/usage"][1]["rows"] = [row(**facts)]
+    _, out, _ = dgpu("--server", used.url, "report", "--by", "task")
+    assert used.queries["/api/v1/history/usage"]["by"] == "task"
+    assert out.splitlines()[1].split() == ["task-3", "train", "success", "-", "1.50", "81%", "1m15s"]
+    _, out, _ = dgpu("--server", used.url, "report", "--by", "task", "--format", "csv")
+    (told,) = csv.DictReader(io.StringIO(out))
+    assert (told["task"], told["name"], told["gpu_percent"]) == ("task-3", "train", "81")
+    code, _, err = dgpu("--server", used.url, "report", "--by", "task,user")
+    assert (code, "stands alone" in err) == (2, True)
+
+
 def test_a_report_as_csv_can_be_read_by_anything(dgpu, used):
     _, out, _ = dgpu("--server", used.url, "report", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))

@@ -7,6 +7,7 @@ import pytest
 
 from dgpu.core import commands
 from dgpu.core.execute import execute
+from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, Shape, TaskDetail, TaskSpec
@@ -67,10 +68,12 @@ class Day:
             commands.RunPass(),
         )
 
-    def end(self, at: float, task: int, exit_code: int = 0) -> None:
+    def end(self, at: float, task: int, exit_code: int = 0, usage: AttemptUsage | None = None) -> None:
         leases = [lease.id for lease in self._state.leases.values() if lease.task_id == task]
         for lease_id in leases:
-            report = commands.ReportFinished(lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code)
+            report = commands.ReportFinished(
+                lease_id=lease_id, outcome=Outcome.EXITED, exit_code=exit_code, usage=usage
+            )
             self.do(at, commands.ReportStarted(lease_id=lease_id), report)
         self.do(at, commands.RunPass())
 
@@ -154,6 +157,22 @@ def test_rows_are_told_apart_by_tenant_pool_and_user(day):
         ("lab", "ann", 1.0),
         ("web", "", 1.0),
     ]
+
+
+def test_each_task_has_a_row_with_what_it_used(day):
+    day.submit(0, tenant="lab", user="ann", gpus=4)
+    day.submit(10, tenant="web", user="bob", gpus=3)
+    day.end(60, 1, 1, AttemptUsage(gpu_samples=10, gpu_percent=40, gpu_peak_mb=900))
+    day.end(90, 2, 0, AttemptUsage(gpu_samples=30, gpu_percent=80, gpu_peak_mb=700))
+    times = {"since": minute(0), "until": minute(100), "now": minute(100)}
+    told = reports.usage_by_task(day.history, **times)
+    shown = [(row.task, row.status, row.user, row.gpu_percent, row.gpu_peak_mb) for row in told.rows]
+    assert shown == [("task-1", "failed", "ann", 40, 900), ("task-2", "success", "bob", 80, 700)]
+    assert [row.gpu_hours for row in told.rows] == [hours(4 * 60), hours(3 * 30)]
+    assert [(row.wait_mean_seconds, row.run_seconds) for row in told.rows] == [(0, 3600), (50 * 60, 1800)]
+    assert (told.total.tasks, told.total.gpu_percent, told.total.gpu_peak_mb) == (2, 70, 900)
+    (own,) = reports.usage_by_task(day.history, **times, tenants=("web",)).rows
+    assert own.task == "task-2"
 
 
 def test_waiting_counts_where_a_task_started(day):

@@ -16,7 +16,7 @@ from dgpu.service.history.reader import History, PastEvent
 from dgpu.wire.answers import instant, instant_or_none
 from dgpu.wire.history_answers import Bar, Timeline, Usage, UsageRow
 
-By = Literal["tenant", "pool", "user"]
+By = Literal["tenant", "pool", "user", "task"]
 MAX_ROWS = 1_000
 _GPU_MS_PER_HOUR = 3_600_000 * 1_000  # of thousandths of a GPU
 
@@ -24,6 +24,7 @@ _KEYS: dict[By, str] = {
     "tenant": "t.tenant",
     "pool": "t.pool",
     "user": "coalesce(json_extract(t.labels, '$.user'), '')",
+    "task": "t.id",
 }
 # An attempt without a reported end has ended too, unless its task still runs it.
 _OPEN = "(a.ended_at = 0 AND t.status = 'running' AND t.attempt = a.attempt)"
@@ -32,16 +33,22 @@ _WITHIN = f"max(0, min({_END}, :until) - max(a.placed_at, :since))"
 _OVERLAPS = "a.placed_at < :until AND (a.ended_at > :since OR a.ended_at = 0)"
 _STARTS = "(a.attempt = 1 AND a.placed_at >= :since)"
 # Each rank of a gang has a row: together they are one task.
-_ATTEMPTS_SQL = f"""
-SELECT {{keys}},
+_NUMBERS = f"""
     total({_WITHIN} * json_array_length(a.gpu_ids) * a.share_milli) AS gpu_ms,
     count(DISTINCT a.task_id) AS tasks, count(DISTINCT a.task_id * 1000000 + a.attempt) AS attempts,
     count(DISTINCT CASE WHEN a.ended_at > :until OR {_OPEN} THEN a.task_id END) AS running,
     total(CASE WHEN {_STARTS} THEN 1.0 / t.nodes END) AS started,
     total(CASE WHEN {_STARTS} THEN (a.placed_at - t.created_at) * 1.0 / t.nodes END) AS wait_ms,
-    max(CASE WHEN {_STARTS} THEN a.placed_at - t.created_at END) AS wait_max_ms
-FROM attempts a JOIN tasks t ON t.id = a.task_id WHERE {_OVERLAPS} {{also}} GROUP BY {{places}}
-"""  # noqa: S608 - constant text
+    max(CASE WHEN {_STARTS} THEN a.placed_at - t.created_at END) AS wait_max_ms,
+    total({_WITHIN} * 1.0 / t.nodes) AS run_ms, total(u.gpu_samples) AS samples,
+    total(u.gpu_percent * u.gpu_samples) AS percent_samples, max(u.gpu_peak_mb) AS peak_mb
+FROM attempts a JOIN tasks t ON t.id = a.task_id LEFT JOIN attempt_usage u ON u.lease_id = a.lease_id
+WHERE {_OVERLAPS}"""
+_ATTEMPTS_SQL = f"SELECT {{keys}}, {_NUMBERS} {{also}} GROUP BY {{places}}"
+_TASKS_SQL = f"""
+SELECT t.name AS name, t.status AS status, t.finished_at AS finished_at, {{keys}}, {_NUMBERS} {{also}}
+GROUP BY t.id ORDER BY gpu_ms DESC, t.id DESC LIMIT {MAX_ROWS + 1}
+"""
 _FINISHED_SQL = """
 SELECT {keys}, t.status AS status, count(*) AS number FROM tasks t
 WHERE t.finished_at > 0 AND t.finished_at >= :since AND t.finished_at < :until {also}
@@ -124,6 +131,45 @@ def usage(
     )
 
 
+def usage_by_task(
+    history: History,
+    *,
+    since: int,
+    until: int,
+    now: int,
+    upto_index: int = 0,
+    lag_s: float = 0.0,
+    tenants: tuple[str, ...] | None = None,
+) -> Usage:
+    """A row for each task that ran in the range, the largest first. The total is that of all tasks."""
+    times = {"since": since, "until": until, "now": now}
+    whole = usage(history, ("tenant",), **times, upto_index=upto_index, lag_s=lag_s, tenants=tenants)
+    keys = ", ".join(f"{expression} AS key_{each}" for each, expression in _KEYS.items())
+    also, names = _only(tenants)
+    found = history.rows(_TASKS_SQL.format(keys=keys, also=also), {**times, **names})
+    return msgspec.structs.replace(
+        whole,
+        by=["task"],
+        rows=[_of_task(row, since, until) for row in found[:MAX_ROWS]],
+        truncated=len(found) > MAX_ROWS,
+    )
+
+
+def _of_task(row: Any, since: int, until: int) -> UsageRow:
+    numbers = _of_attempts(row)
+    if since <= row["finished_at"] < until:
+        numbers[{"success": "succeeded"}.get(row["status"], row["status"])] = 1
+    return UsageRow(
+        task=task_name(row["key_task"]),
+        name=row["name"],
+        status=row["status"],
+        tenant=row["key_tenant"],
+        pool=row["key_pool"],
+        user=row["key_user"],
+        **_shown(numbers),
+    )
+
+
 def _only(tenants: tuple[str, ...] | None) -> tuple[str, dict[str, str]]:
     """A condition and its values."""
     if tenants is None:
@@ -145,7 +191,14 @@ def _of_attempts(row: Any) -> dict[str, Any]:
         "started": round(row["started"]),
         "wait_ms": row["wait_ms"],
         "wait_max_ms": row["wait_max_ms"],
+        "run_ms": row["run_ms"],
+        "samples": row["samples"],
+        "percent_samples": row["percent_samples"],
+        "peak_mb": row["peak_mb"],
     }
+
+
+_HIGHEST = frozenset({"wait_max_ms", "peak_mb"})
 
 
 def _sum(all_numbers: Any) -> dict[str, Any]:
@@ -158,7 +211,7 @@ def _sum(all_numbers: Any) -> dict[str, Any]:
             if known is None:
                 total[name] = value
             else:
-                total[name] = max(known, value) if name == "wait_max_ms" else known + value
+                total[name] = max(known, value) if name in _HIGHEST else known + value
     return total
 
 
@@ -166,6 +219,10 @@ def _shown(numbers: dict[str, Any]) -> dict[str, Any]:
     shown = dict(numbers)
     gpu_ms, wait_ms = shown.pop("gpu_ms", 0), shown.pop("wait_ms", 0)
     wait_max_ms = shown.pop("wait_max_ms", None)
+    samples, percent_samples = shown.pop("samples", 0), shown.pop("percent_samples", 0)
+    shown["run_seconds"] = round(shown.pop("run_ms", 0) / 1_000, 3)
+    shown["gpu_percent"] = round(percent_samples / samples) if samples else None
+    shown["gpu_peak_mb"] = shown.pop("peak_mb", None) or None
     shown["gpu_hours"] = round(gpu_ms / _GPU_MS_PER_HOUR, 4)
     if shown.get("started"):
         shown["wait_mean_seconds"] = round(wait_ms / shown["started"] / 1_000, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import get
@@ -34,7 +35,7 @@ from dgpu.wire.problem import problem_of
 _MAX_ID = 128
 _MAX_BARS = 5_000
 _MAX_EVENTS = 1_000
-_BY = ("tenant", "pool", "user")
+_BY = ("tenant", "pool", "user")  # or `task`, alone
 _Since = Annotated[
     str | None,
     QueryParameter(
@@ -141,7 +142,7 @@ async def queue_history(
 
 @get(
     "/api/v1/history/usage",
-    summary="Usage by tenant, pool or user",
+    summary="Usage by tenant, pool, user or task",
     description="GPU-hours within the range, including running tasks, and the waits of tasks that started in "
     "it. `user` is the label of that name. `history_behind` above 0: the history lacks this many of the newest groups "
     "of the journal, since `history_behind_seconds`, and numbers are incomplete. The report does not wait for them.",
@@ -153,7 +154,11 @@ async def usage_history(
     until: _Until = None,
     by: Annotated[
         str | None,
-        QueryParameter(description="tenant, pool, user, or several of them: tenant,pool.", required=False),
+        QueryParameter(
+            description="tenant, pool, user, or several of them: tenant,pool. Or task: a row for each task "
+            "that ran, the largest 1,000.",
+            required=False,
+        ),
     ] = None,
 ) -> Usage:
     keys = listing.query_value("by", parse_names("by", "tenant" if by is None else by), _known_keys)
@@ -161,11 +166,11 @@ async def usage_history(
     past = past_of(rest)
     upto = rest.runtime.committed_index
     lag_s = 0.0 if rest.follower is None else rest.follower.lag_s
+    report = reports.usage_by_task if keys == ("task",) else partial(reports.usage, by=keys)
     return await past.ask(
         ("usage", since, until, keys, who.tenants),
-        lambda: reports.usage(
+        lambda: report(
             past.history,
-            keys,
             since=times.since,
             until=times.until,
             now=times.now,
@@ -247,8 +252,8 @@ async def node_health(
 
 
 def _known_keys(names: tuple[str, ...]) -> tuple[str, ...]:
-    if not names or set(names) - set(_BY):
-        raise Unacceptable("tenant, pool, user, or several of them")
+    if names != ("task",) and (not names or set(names) - set(_BY)):
+        raise Unacceptable("tenant, pool, user, or several of them; or task")
     return names
 
 
