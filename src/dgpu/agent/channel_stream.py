@@ -11,14 +11,13 @@ import grpc
 import grpc.aio
 
 from dgpu.agent.channel_server import ChannelServer
+from dgpu.agent.kept_open import kept_open
 from dgpu.agent.options import AgentOptions
 from dgpu.agent.port_channel import RunPorts
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
 CHANNELS = "/dgpu.agent.v1.Agents/Channels"
-_REOPEN_SECONDS = 2.0
-_OLD_SCHEDULER_SECONDS = 60.0
 
 
 def open_channels(
@@ -46,22 +45,10 @@ class ChannelStream:
         self._node_id = node_id
         self._hello = pb.FromAgentChannels(hello=pb.ChannelsHello(node_id=node_id, session_id=session_id))
         self._directory = directory
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(kept_open(self._one_call))
 
     def close(self) -> None:
         self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            pause = _REOPEN_SECONDS
-            try:
-                await self._one_call()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older scheduler
-                    pause = _OLD_SCHEDULER_SECONDS
-            except (grpc.RpcError, asyncio.InvalidStateError):
-                pass
-            await asyncio.sleep(pause)
 
     async def _one_call(self) -> None:
         method = self._channel.stream_stream(

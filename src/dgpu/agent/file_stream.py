@@ -13,13 +13,12 @@ import grpc.aio
 
 from dgpu.agent.accounts import Accounts
 from dgpu.agent.file_server import FileServer, file_threads
+from dgpu.agent.kept_open import kept_open
 from dgpu.agent.upload_cache import UploadCache
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
 FILES = "/dgpu.agent.v1.Agents/Files"
-_REOPEN_SECONDS = 2.0
-_OLD_SCHEDULER_SECONDS = 60.0
 
 
 class FilesDesk:
@@ -52,22 +51,10 @@ class FileStream:
         self._channel = channel
         self._hello = pb.FromAgentFiles(hello=pb.FilesHello(node_id=node_id, session_id=session_id))
         self._make_server = make_server
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(kept_open(self._one_call))
 
     def close(self) -> None:
         self._task.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            pause = _REOPEN_SECONDS
-            try:
-                await self._one_call()
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older scheduler
-                    pause = _OLD_SCHEDULER_SECONDS
-            except (grpc.RpcError, asyncio.InvalidStateError):
-                pass
-            await asyncio.sleep(pause)
 
     async def _one_call(self) -> None:
         method = self._channel.stream_stream(
