@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 
@@ -56,7 +57,7 @@ def test_a_secret_survives_kills_and_a_rotation_and_is_kept_nowhere_in_clear(sit
     check_run(site, again)
     assert holders(site) == [], "after a rotation and a retry"
 
-    assert "secrets     KEY, cert" in site.good("show", again).out
+    assert re.search(r"^secrets +KEY, cert", site.good("show", again).out, re.MULTILINE)
     site.interrupt()
     assert holders(site) == [], "with the snapshot of an orderly end"
     (key_file,) = site.data_dir.rglob("secrets.key")
