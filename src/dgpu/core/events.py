@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.app import App
 from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.estimates import Estimate
@@ -23,6 +24,7 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.wall_span import WallSpan
+from dgpu.core.model.worker import LoadedModel
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -47,6 +49,7 @@ class TasksSubmitted(Event, frozen=True, array_like=True, tag=True):
     entries: tuple[tuple[int, TaskSpec], ...]  # timeouts are resolved: never None
     idempotency_key: str = ""
     fingerprint: str = ""
+    apps: tuple[App, ...] = ()  # of its function calls, unless they are known
 
 
 class TaskPlaced(Event, frozen=True, array_like=True, tag=True):
@@ -58,6 +61,7 @@ class TaskPlaced(Event, frozen=True, array_like=True, tag=True):
     share_milli: int = 1_000  # of each GPU
     gpu_memory_mb: int = 0  # held on each GPU; 0: all free memory
     expected_ms: int = 0  # see model.lease
+    worker: LeaseId = NO_LEASE  # of a function call: the lease of its worker
 
 
 class TaskStarted(Event, frozen=True, array_like=True, tag=True):
@@ -311,6 +315,36 @@ class AttemptMeasured(Event, frozen=True, array_like=True, tag=True):
     task_id: TaskId
     lease_id: LeaseId
     usage: AttemptUsage
+
+
+class CallReturned(Event, frozen=True, array_like=True, tag=True):
+    """What a function call returned or raised, just before its end. It changes no state: the result store keeps it."""
+
+    task_id: TaskId
+    lease_id: LeaseId
+    result: bytes = b""
+    encoding: str = ""  # json or msgpack; empty: it returned nothing
+    ref: str = ""  # sha256 of a large result; `result` is empty then
+    size: int = 0  # bytes of the result
+    traceback: str = ""  # of the exception that it raised
+
+
+class WorkerChanged(Event, frozen=True, array_like=True, tag=True):
+    """The node of a worker reports its state."""
+
+    task_id: TaskId
+    lease_id: LeaseId
+    ready: bool
+    models: tuple[LoadedModel, ...] = ()
+    down: str = ""  # its process gave no sign of life, and is being ended
+
+
+class CallsFailed(Event, frozen=True, array_like=True, tag=True):
+    """Waiting calls, failed together: the workers of their app do not start."""
+
+    task_ids: tuple[TaskId, ...]
+    reason: str
+    error: str
 
 
 class Audited(Event, frozen=True, array_like=True, tag=True):

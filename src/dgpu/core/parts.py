@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from dgpu.core.model.app import App
 from dgpu.core.model.dependencies import Awaited
 from dgpu.core.model.estimates import Estimate
 from dgpu.core.model.gang import Gang
@@ -25,6 +26,7 @@ from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage
 from dgpu.core.model.wall_span import WallSpan
+from dgpu.core.model.worker import LoadTime, Worker
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[TokenId, Token]  # of the API, also revoked ones
     secrets: dict[SecretId, Secret]  # of tenants; ciphertext only
     alert_records: dict[str, bytes]  # of the alert watch, by name
+    apps: dict[str, App]  # of function calls that wait or run, and of workers
+    workers: dict[TaskId, Worker]  # that wait or run
+    load_times: dict[str, LoadTime]  # by model
 
 
 PART_NAMES: Final = Parts.__struct_fields__
@@ -88,4 +93,7 @@ LATER_PARTS: Final[dict[str, object]] = {
     "tokens": {},
     "secrets": {},
     "alert_records": {},
+    "apps": {},
+    "workers": {},
+    "load_times": {},
 }

@@ -13,6 +13,7 @@ from dgpu.core.index.line import KnownShape
 from dgpu.core.index.queue import Queue
 from dgpu.core.index.room import STATUSES
 from dgpu.core.index.rooms import Rooms
+from dgpu.core.model.app import App
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.dependencies import Awaited, Dependents
 from dgpu.core.model.estimates import Estimate
@@ -32,6 +33,7 @@ from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage, month_of
 from dgpu.core.model.wall_span import WallSpan, newest_span
+from dgpu.core.model.worker import LoadTime, Worker
 from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.rules.durations import time_class
 
@@ -88,6 +90,9 @@ class ClusterState:
         self.tokens: dict[TokenId, Token] = {}
         self.secrets: dict[SecretId, Secret] = {}
         self.alert_records: dict[str, bytes] = {}
+        self.apps: dict[str, App] = {}
+        self.workers: dict[TaskId, Worker] = {}
+        self.load_times: dict[str, LoadTime] = {}
         self._derive()
 
     @classmethod

@@ -112,6 +112,8 @@ OWNERS: dict[type[e.Event], Callable[[Any, ClusterState], Parts]] = {
     e.TaskCancelRequested: _task,
     e.TaskStopRequested: _task,
     e.TasksCancelled: _tasks,
+    e.CallsFailed: _tasks,
+    e.WorkerChanged: _task,
     e.RankEnded: _task,
     e.TasksHeld: _tasks,
     e.TasksReleased: _tasks,

@@ -56,7 +56,7 @@ def shown(fields: Fields) -> Facts:
     """All fields of an event, with the names of the API. Empty ones are left out."""
     told: Facts = {}
     for name, value in fields.items():
-        if name == "at" or value == "" or value is None:
+        if name == "at" or value == "" or value is None or (name == "worker" and not value):
             continue
         if name == "task_id":
             told[name] = task_name(value)
@@ -71,7 +71,7 @@ def named_tasks(event: e.Event) -> tuple[TaskId, ...]:
     """The tasks of an event about several tasks."""
     if isinstance(event, e.PriorityChanged):
         return tuple(task_id for task_id, _ in event.tasks)
-    if isinstance(event, e.TasksCancelled | e.TasksHeld | e.TasksReleased):
+    if isinstance(event, e.TasksCancelled | e.CallsFailed | e.TasksHeld | e.TasksReleased):
         return event.task_ids
     return ()
 
@@ -80,7 +80,7 @@ def shared_facts(event: e.Event) -> Facts:
     """The facts that such an event states for each of them."""
     return (
         _shared(msgspec.structs.asdict(event))
-        if isinstance(event, e.PriorityChanged | e.TasksCancelled)
+        if isinstance(event, e.PriorityChanged | e.TasksCancelled | e.CallsFailed)
         else {}
     )
 
@@ -145,6 +145,14 @@ def _shared(fields: Fields) -> Facts:
     if "priority" in fields:
         return {"priority": fields["priority"]}
     return {"reason": fields["reason"]} if fields.get("reason", "cancelled") != "cancelled" else {}
+
+
+def _worker(fields: Fields) -> Facts:
+    models = [
+        {"name": model["name"], "loading": model.get("loading", False)}
+        for model in msgspec.to_builtins(fields["models"])
+    ]
+    return shown({**fields, "models": models})
 
 
 def _gang(fields: Fields) -> Facts:
@@ -253,9 +261,13 @@ def _log_placed(event: e.TaskPlaced | e.GangPlaced) -> Facts:
     return {"task": task_name(event.task_id), **where, **run}
 
 
-def _log_several(event: e.TasksHeld | e.TasksReleased | e.PriorityChanged | e.TasksCancelled) -> Facts:
+def _log_several(
+    event: e.TasksHeld | e.TasksReleased | e.PriorityChanged | e.TasksCancelled | e.CallsFailed,
+) -> Facts:
     task_ids = named_tasks(event)
     status = {"status": "cancelled"} if isinstance(event, e.TasksCancelled) else {}
+    if isinstance(event, e.CallsFailed):
+        status = {"status": "failed", "error": event.error}
     return {**status, "count": len(task_ids), "first": task_name(task_ids[0]), **shared_facts(event)}
 
 
@@ -274,6 +286,11 @@ def _cancelled_heading(event: e.TasksCancelled) -> Heading | None:
         return None
     is_failed = event.reason != "cancelled"
     return Heading(level=logging.WARNING, name="task_failed") if is_failed else Heading(name="task_finished")
+
+
+def _worker_heading(event: e.WorkerChanged) -> Heading | None:
+    """Only a worker that is down: its models change often."""
+    return Heading(level=logging.WARNING, name="worker_down") if event.down else None
 
 
 def _observed_heading(event: e.ObservationChanged) -> Heading | None:
@@ -311,6 +328,8 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.TaskCancelRequested: _text("task_cancel_requested", shown, ("task_id",)),
     e.TaskStopRequested: _text("task_stop_requested", shown, ("task_id", "reason", "error"), _WARNING),
     e.TasksCancelled: _text("task_cancelled", _several, _log_several, _cancelled_heading),
+    e.CallsFailed: _text("task_failed", _several, _log_several, _WARNING),
+    e.WorkerChanged: _text("worker_changed", _worker, ("task_id", "ready", "down"), _worker_heading),
     e.RankEnded: _text("task_rank_ended"),
     e.TasksHeld: _text("task_held", _several, _log_several),
     e.TasksReleased: _text("task_released", _several, _log_several),
@@ -348,4 +367,5 @@ SILENT: tuple[type[e.Event], ...] = (
     e.Audited,
     e.AlertRecordsKept,
     e.AttemptMeasured,
+    e.CallReturned,
 )

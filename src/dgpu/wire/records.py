@@ -60,6 +60,9 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.Audited,
     events.AlertRecordsKept,
     events.AttemptMeasured,
+    events.CallReturned,
+    events.WorkerChanged,
+    events.CallsFailed,
 )
 
 _GROUP = list[Union[EVENT_TYPES]]  # type: ignore[valid-type]  # noqa: UP007 - built from the tuple above

@@ -20,6 +20,7 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.wall_span import WallSpan
+from dgpu.core.model.worker import LoadedModel
 from dgpu.core.parts import Parts
 from dgpu.wire.records import EVENT_TYPES, SCHEMA, UnreadableGroup, decode_group, encode_group
 from dgpu.wire.upcast import upcast
@@ -67,7 +68,12 @@ AUDITED = events.Audited(
 )
 OF_ALERTS = events.AlertRecordsKept(22, {"silence/1": b"{}"}, ("silence/2",))
 MEASURED = events.AttemptMeasured(22, 5, 9, AttemptUsage(gpu_samples=3, gpu_percent=40, cpu_ms=7))
-OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS, MEASURED)
+OF_CALLS = (
+    events.CallReturned(22, 5, 9, b"\x93", "msgpack", "", 1, ""),
+    events.WorkerChanged(22, 5, 9, True, (LoadedModel(name="llama", memory_mb=16_000, load_ms=900),), ""),
+    events.CallsFailed(22, (5, 6), "no_worker", "no module named job"),
+)
+OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS, MEASURED, *OF_CALLS)
 
 
 def test_every_kind_of_event_survives() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dgpu.core import events
 from dgpu.core.apply.alerts import apply_alert_records
+from dgpu.core.apply.calls import apply_returned, apply_worker_changed
 from dgpu.core.apply.credentials import (
     apply_audited,
     apply_resealed,
@@ -36,6 +37,7 @@ from dgpu.core.apply.node import (
 )
 from dgpu.core.apply.reservation import apply_reserved
 from dgpu.core.apply.task import (
+    apply_calls_failed,
     apply_cancel_requested,
     apply_cancelled,
     apply_finished,
@@ -106,4 +108,7 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.AlertRecordsKept: apply_alert_records,
     events.Audited: apply_audited,
     events.AttemptMeasured: apply_measured,
+    events.CallReturned: apply_returned,
+    events.WorkerChanged: apply_worker_changed,
+    events.CallsFailed: apply_calls_failed,
 }

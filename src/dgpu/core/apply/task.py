@@ -12,6 +12,7 @@ from dgpu.core.apply.health import note_freed
 from dgpu.core.apply.holdings import note_released
 from dgpu.core.events import (
     AttemptMeasured,
+    CallsFailed,
     GangPlaced,
     KeysForgotten,
     PriorityChanged,
@@ -173,6 +174,16 @@ def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> N
 
 
 def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
+    _end_waiting(state, event, TaskStatus.CANCELLED, "")
+
+
+def apply_calls_failed(state: ClusterState, event: CallsFailed) -> None:
+    _end_waiting(state, event, TaskStatus.FAILED, event.error)
+
+
+def _end_waiting(
+    state: ClusterState, event: TasksCancelled | CallsFailed, status: TaskStatus, error: str
+) -> None:
     tasks = [state.tasks[task_id] for task_id in event.task_ids]
     if state.reservations:
         for task_id in event.task_ids:
@@ -181,16 +192,16 @@ def apply_cancelled(state: ClusterState, event: TasksCancelled) -> None:
     state.stirred = True  # other tasks may no longer need their quota
     # All of these leave the queue before any is marked as ended: one may have waited for another.
     errors = [wait_no_more(state, task) for task in tasks] if state.after else [""] * len(tasks)
-    for task, error in zip(tasks, errors, strict=True):
+    for task, unmet in zip(tasks, errors, strict=True):
         _end(
             state,
             replace(
                 task,
-                status=TaskStatus.CANCELLED,
+                status=status,
                 eligible_at=0,
                 finished_at=event.at,
                 reason=event.reason,
-                error=error,
+                error=unmet or error,
                 held=False,
                 ended_at=event.at,
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId
 
 
 class Lease(
@@ -27,6 +27,7 @@ class Lease(
     ended: bool = False  # this rank has ended; its GPUs are freed together with those of the others
     nonce: str = ""  # of the epoch that granted it; empty: granted by a version without nonces
     expected_ms: int = 0  # without a time limit: how long such tasks took when it was granted; 0: unknown
+    worker: LeaseId = NO_LEASE  # of a function call: the lease of the worker that runs it
 
     @property
     def gpu_milli(self) -> int:

@@ -98,6 +98,20 @@ class Shape(
     nodes: int = 1  # more: a gang; number of nodes at once, each with all of the above
     array_id: TaskId = NO_TASK  # of an array with a limit: its tasks have their own line
     array_limit: int = 0  # maximum of its tasks that run at once
+    app: str = ""  # of a function call: it gets a slot of a worker of this app, and no GPUs of its own
+
+
+class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True):
+    """Part of the detail of a worker's task: what its node needs to run it as a worker."""
+
+    app_id: str
+    python: str = "python3"
+    python_path: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()  # models that are loaded at its start
+    max_models: int = 2  # loaded at once
+    model_ttl_ms: int = 3_600_000  # an unused model is unloaded after this time
+    heartbeat_ms: int = 10_000
+    heartbeat_timeout_ms: int = 30_000
 
 
 class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,6 +147,10 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority_named: bool = False  # its priority was given as a level's name
     output_file: str = ""  # gets a copy of its output, on its node; a path with patterns (wire.file_patterns)
     error_file: str = ""  # the same for stderr; empty: goes to output_file, too
+    entrypoint: str = ""  # of a function call: package.module:function
+    args: bytes = b""  # of a function call: msgpack of [args, kwargs]; empty: no arguments
+    args_ref: str = ""  # sha256 of the same, if it is large
+    worker: WorkerSetup | None = None  # of a worker's task
 
 
 class TaskSpec(
@@ -152,6 +170,7 @@ class TaskSpec(
     array_limit: int = 0  # 0: none
     expected_ms: int = 0  # without a time limit: run time of similar tasks at submit; 0: unknown
     begins_ms: int = 0  # not placed before this time of the wall clock
+    worker_of: str = ""  # the app whose calls it runs; empty: it is no worker
 
 
 class Task(
@@ -191,6 +210,7 @@ class Task(
     grown: bool = False  # ran out of memory, and got a larger demand
     expected_ms: int = 0  # see TaskSpec
     begins_ms: int = 0  # see TaskSpec; until its first placement, `eligible_at` follows from it
+    worker_of: str = ""  # see TaskSpec
 
 
 def new_tasks(
@@ -214,6 +234,7 @@ def new_tasks(
             expected_ms=spec.expected_ms,
             begins_ms=spec.begins_ms,
             eligible_at=eligible_at,
+            worker_of=spec.worker_of,
         )
         for task_id in map(TaskId, range(first_id, first_id + count))
     }

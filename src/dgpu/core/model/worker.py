@@ -1,0 +1,45 @@
+"""A worker: a process that keeps a GPU and its loaded models between calls. It is a task that the scheduler submits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dgpu.core.model.ids import TaskId
+
+MAX_MODELS: Final = 64  # that one worker may report
+MAX_LOAD_TIMES: Final = 1_000  # models whose load time is known
+
+
+class LoadedModel(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    name: str
+    loading: bool = False  # a load that has begun counts as warm
+    used_at: int = 0
+    memory_mb: int = 0  # 0: unknown
+    load_ms: int = 0  # how long its load took; 0: unknown
+
+
+class Worker(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """Exists from the submit of the worker's task to its end."""
+
+    task_id: TaskId
+    app_id: str
+    ready: bool = False
+    models: tuple[LoadedModel, ...] = ()  # sorted by name
+    idle_since: int = 0  # 0: not ready, or a call has a slot of it
+    down: str = ""  # why its node gave it up; its process is being ended
+
+
+class LoadTime(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
+    """How long workers took to load a model: an average that follows changes."""
+
+    load_ms: int
+    loads: int = 1
+    seen_at: int = 0
