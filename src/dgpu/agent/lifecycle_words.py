@@ -8,6 +8,7 @@ import msgspec
 
 from dgpu.agent.gpu_use import GpuUse
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, StopOrder
+from dgpu.agent.workers.calls import CallOrder, ReturnedCall
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 
 
@@ -34,11 +35,13 @@ class Welcomed(msgspec.Struct, frozen=True, kw_only=True):
 class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[RunOrder, ...] = ()
     stops: tuple[tuple[LeaseId, str], ...] = ()  # with the reason: cancelled | timeout
+    calls: tuple[CallOrder, ...] = ()
 
 
 class Acked(msgspec.Struct, frozen=True, kw_only=True):
     started: tuple[LeaseId, ...] = ()
     finished: tuple[LeaseId, ...] = ()
+    returned: tuple[LeaseId, ...] = ()
 
 
 class ProgramFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,7 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     started: tuple[tuple[LeaseId, int], ...] = ()
     finished: tuple[FinishedRun, ...] = ()
+    returned: tuple[ReturnedCall, ...] = ()
 
 
 LifecycleOutput = (
@@ -141,3 +145,4 @@ class HeldRun(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     nonce: str = ""
     cluster_id: str = ""
+    worker_lease_id: LeaseId = LeaseId(0)  # of a call

@@ -48,6 +48,7 @@ from dgpu.agent.session_words import (
     TakeSamples,
     Written,
 )
+from dgpu.agent.workers.calls import CallOrder, ReturnedCall
 from dgpu.core.model.ids import LeaseId
 
 
@@ -143,6 +144,8 @@ class NodeMachine:
     def _to_session(self, value: SessionInput, now_ms: int) -> list[NodeOutput]:
         outputs: list[NodeOutput] = []
         for output in self.session.on_input(value, now_ms):
+            if isinstance(output, Ordered) and output.calls:
+                outputs += self._to_session(_without_worker(output.calls, now_ms), now_ms)
             if isinstance(output, Welcomed | Ordered | Acked):
                 outputs += self._to_lifecycle(output, now_ms)
             else:
@@ -161,3 +164,14 @@ class NodeMachine:
             else:
                 outputs.append(output)
         return outputs
+
+
+def _without_worker(calls: tuple[CallOrder, ...], now_ms: int) -> Report:
+    """The node has no such worker, or no longer."""
+    error = "its worker is not on this node"
+    return Report(
+        returned=tuple(
+            ReturnedCall(lease_id=call.lease_id, outcome="worker_lost", at_ms=now_ms, error=error)
+            for call in calls
+        )
+    )

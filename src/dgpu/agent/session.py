@@ -20,6 +20,7 @@ from dgpu.agent.session_calls import (
     SAMPLE_AHEAD_MS,
     Call,
     CallState,
+    Pauses,
     Stream,
     beat_ms,
 )
@@ -53,12 +54,11 @@ from dgpu.agent.session_words import (
     run_order,
     sample_message,
 )
+from dgpu.agent.workers.calls import WorkersSeen, call_order, workers_message
 from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
 
 ANSWER_MS = 10_000  # time for a scheduler to accept the call and to send a welcome
-LEAST_PAUSE = 0.1  # of the first pause after a lost stream
-MAX_RETRY_OF_SEVERAL_MS = 5_000  # as long as the lease of a master that died
 
 __all__ = ["NEVER_MS", "Session"]
 
@@ -75,7 +75,7 @@ class Session:
     ) -> None:
         self.identity = identity  # of the next registration
         self._settings = settings
-        self._jitter = jitter
+        self._pauses = Pauses(settings, jitter)
         self._new_session_id = new_session_id
         self._calls = {address: Call(address) for address in settings.addresses}
         self._kept: Call | None = None  # its scheduler has sent a welcome
@@ -111,6 +111,8 @@ class Session:
                 return self._write(now_ms)
             case Woke():
                 return [output for call in self._calls.values() for output in self._on_woke(call, now_ms)]
+            case WorkersSeen():
+                return self._on_seen(value)
             case Sampled():
                 self._samples, self._unfit = value.samples, value.unfit
                 return []
@@ -165,23 +167,10 @@ class Session:
             self._kept = None
             for other in self._calls.values():
                 if other.state is CallState.IDLE:
-                    other.pause(now_ms, self._soon_ms())
-        pause_ms = self._soon_ms() if was_open else self._pause_ms(call)
+                    other.pause(now_ms, self._pauses.soon_ms())
+        pause_ms = self._pauses.soon_ms() if was_open else self._pauses.next_ms(call)
         call.pause(now_ms, pause_ms)
         return [Note(event="scheduler_unreachable", detail=f"{reason}; next try in {pause_ms} ms")]
-
-    def _soon_ms(self) -> int:
-        """Every node lost the master at the same time: they return one after the other, within one interval."""
-        return int(self._settings.retry_ms * (LEAST_PAUSE + (1 - LEAST_PAUSE) * self._jitter()))
-
-    def _pause_ms(self, call: Call) -> int:
-        max_ms = self._settings.max_retry_ms
-        if len(self._calls) > 1:
-            # Only the master listens: the refusals before a takeover must not make the node miss it for long.
-            max_ms = min(max_ms, MAX_RETRY_OF_SEVERAL_MS)
-        pause_ms = min(self._settings.retry_ms * 2 ** min(call.failures, 16), max_ms)
-        call.failures += 1
-        return int(pause_ms * (0.5 + 0.5 * self._jitter()))
 
     def _hang_up(self, call: Call, reason: str, now_ms: int) -> list[SessionOutput]:
         call.state = CallState.HANGING_UP
@@ -297,7 +286,8 @@ class Session:
         stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
         checks = [CheckCard(gpu_id=GpuId(check.uuid), number=check.number) for check in orders.checks]
         acked = self._on_reports_ack(call, orders.reports_ack, now_ms) if orders.reports_ack else []
-        return [*acked, Ordered(starts=starts, stops=stops), *checks]
+        calls = tuple(call_order(call, self.joined.cluster_id) for call in orders.calls)
+        return [*acked, Ordered(starts=starts, stops=stops, calls=calls), *checks]
 
     def _on_reports_ack(self, call: Call, seq: int, now_ms: int) -> list[SessionOutput]:
         return [*call.stream.on_reports_ack(seq), *self._write(now_ms)]
@@ -315,6 +305,14 @@ class Session:
         if call is not None:  # else the lifecycle repeats everything after the next welcome
             call.stream.started.extend(report.started)
             call.stream.finished.extend(report.finished)
+            call.stream.returned.extend(report.returned)
+        return []
+
+    def _on_seen(self, seen: WorkersSeen) -> list[SessionOutput]:
+        call = self._open_call
+        if call is not None:  # else all states are sent after the next welcome
+            call.stream.states.update((state.lease_id, state) for state in seen.states)
+            call.stream.progress.update((each.lease_id, each) for each in seen.progress)
         return []
 
     def _on_gpus(self, found: GpusFound) -> list[SessionOutput]:
@@ -389,6 +387,8 @@ class Session:
                 unfit=self._runner_unfit or self._unfit,
             )
             return pb.FromAgent(heartbeat=beat)
+        if (seen := stream.take_seen()) is not None:
+            return pb.FromAgent(workers=workers_message(seen, now_ms))
         if (reports := stream.next_reports(now_ms)) is not None:
             return pb.FromAgent(reports=reports)
         if stream.gpus_changed:

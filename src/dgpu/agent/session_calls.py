@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, Report
-from dgpu.agent.session_words import CardChecked, Heard, SessionOutput, reports_message
+from dgpu.agent.session_words import CardChecked, Heard, SessionOutput, SessionSettings, reports_message
+from dgpu.agent.workers.calls import CallProgress, ReturnedCall, WorkersSeen, WorkerState, fitting
 from dgpu.core.model.ids import LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -15,6 +17,8 @@ LEAST_BEAT_MS = 50
 MAX_REPORTS = 1_000  # per message
 MAX_UNACKED = 100  # messages with reports, not acknowledged yet
 NEVER_MS = 2**62
+LEAST_PAUSE = 0.1  # of the first pause after a lost stream
+MAX_RETRY_OF_SEVERAL_MS = 5_000  # as long as the lease of a master that died
 
 
 class CallState(enum.Enum):
@@ -73,6 +77,9 @@ class Stream:
         self.unacked: dict[int, Report] = {}
         self.started: list[tuple[LeaseId, int]] = []
         self.finished: list[FinishedRun] = []
+        self.returned: list[ReturnedCall] = []
+        self.states: dict[LeaseId, WorkerState] = {}  # to be sent: the newest of each worker
+        self.progress: dict[LeaseId, CallProgress] = {}
         self.gpus_changed = False
         self.checked: list[CardChecked] = []  # requested again with the next welcome
 
@@ -103,22 +110,59 @@ class Stream:
     def on_reports_ack(self, seq: int) -> list[SessionOutput]:
         started: list[LeaseId] = []
         finished: list[LeaseId] = []
+        returned: list[LeaseId] = []
         for number in [number for number in self.unacked if number <= seq]:
             report = self.unacked.pop(number)
             started.extend(lease_id for lease_id, _ in report.started)
             finished.extend(run.end.lease_id for run in report.finished)
-        return [Acked(started=tuple(started), finished=tuple(finished))] if started or finished else []
+            returned.extend(call.lease_id for call in report.returned)
+        if not (started or finished or returned):
+            return []
+        return [Acked(started=tuple(started), finished=tuple(finished), returned=tuple(returned))]
 
     def next_reports(self, now_ms: int) -> pb.Reports | None:
-        if not (self.started or self.finished) or len(self.unacked) >= MAX_UNACKED:
+        if not (self.started or self.finished or self.returned) or len(self.unacked) >= MAX_UNACKED:
             return None
+        calls = fitting(self.returned, MAX_REPORTS)
+        # Calls before the end of their worker, which would end them too.
+        ends = MAX_REPORTS if calls == len(self.returned) else 0
         report = Report(
-            started=tuple(self.started[:MAX_REPORTS]), finished=tuple(self.finished[:MAX_REPORTS])
+            started=tuple(self.started[:MAX_REPORTS]),
+            finished=tuple(self.finished[:ends]),
+            returned=tuple(self.returned[:calls]),
         )
-        del self.started[:MAX_REPORTS], self.finished[:MAX_REPORTS]
+        del self.started[:MAX_REPORTS], self.finished[:ends], self.returned[:calls]
         self.report_seq += 1
         self.unacked[self.report_seq] = report
         return reports_message(self.report_seq, report, now_ms)
+
+    def take_seen(self) -> WorkersSeen | None:
+        if not (self.states or self.progress):
+            return None
+        seen = WorkersSeen(states=tuple(self.states.values()), progress=tuple(self.progress.values()))
+        self.states, self.progress = {}, {}
+        return seen
+
+
+class Pauses:
+    """Between two calls to a scheduler."""
+
+    def __init__(self, settings: SessionSettings, jitter: Callable[[], float]) -> None:
+        self._settings = settings
+        self._jitter = jitter
+
+    def soon_ms(self) -> int:
+        """Every node lost the master at the same time: they return one after the other, within one interval."""
+        return int(self._settings.retry_ms * (LEAST_PAUSE + (1 - LEAST_PAUSE) * self._jitter()))
+
+    def next_ms(self, call: Call) -> int:
+        max_ms = self._settings.max_retry_ms
+        if len(self._settings.addresses) > 1:
+            # Only the master listens: the refusals before a takeover must not make the node miss it for long.
+            max_ms = min(max_ms, MAX_RETRY_OF_SEVERAL_MS)
+        pause_ms = min(self._settings.retry_ms * 2 ** min(call.failures, 16), max_ms)
+        call.failures += 1
+        return int(pause_ms * (0.5 + 0.5 * self._jitter()))
 
 
 def beat_ms(wanted_ms: int, silence_ms: int) -> int:

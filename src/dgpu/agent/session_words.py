@@ -10,6 +10,7 @@ from dgpu.agent.epoch import Joined
 from dgpu.agent.lifecycle_words import Acked, HeldRun, LeaseState, Ordered, Report, Welcomed, Woke
 from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunnerFit, RunOrder
+from dgpu.agent.workers.calls import WorkersSeen, returned_message
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.wire.proto import agent_pb2 as pb
@@ -126,6 +127,7 @@ SessionInput = (
     | RunnerFit
     | Woke
     | Report
+    | WorkersSeen
 )
 
 # -- outputs, beside those for the lifecycle (Welcomed, Ordered, Acked)
@@ -258,6 +260,7 @@ def _held_message(run: HeldRun) -> pb.HeldLease:
         attempt=run.attempt,
         nonce=run.nonce,
         cluster_id=run.cluster_id,
+        worker_lease_id=run.worker_lease_id,
     )
 
 
@@ -325,4 +328,5 @@ def reports_message(seq: int, report: Report, now_ms: int) -> pb.Reports:
             )
             for run in report.finished
         ],
+        returned=[returned_message(call, now_ms) for call in report.returned],
     )

@@ -241,6 +241,8 @@ class Agents:
         if body == "inventory":
             gpus = words.inventory(session.node_id, message.inventory.gpus)
             return [Ask(command=ChangeInventory(node_id=session.node_id, gpus=gpus))]
+        if body == "workers":
+            return []  # the scheduler has no use for them yet
         if body == "checked":
             checked = self._state.gpus.get(GpuId(message.checked.uuid))
             if checked is None or checked.node_id != session.node_id:
