@@ -50,6 +50,8 @@ def make_authority(data_dir: Path) -> tuple[str, bool]:
 
     with _told():
         authority, is_new = create_authority(data_dir, now_s=_now_s())
+        if is_new:
+            _roster(data_dir).note_authority(authority.fingerprint, now_s=_now_s())
     return authority.fingerprint, is_new
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -88,12 +89,15 @@ async def _joining(
     if options.machines is None or machines is None:
         yield
         return
+    from dgpu.service.machines.deeds import take_over
     from dgpu.service.machines.joining import JoinDoor
 
     door = JoinDoor(machines, options.data_dir, grpc_port=grpc_port, audit=audit)
     port = await door.start(options.machines.join)
     _log.info("joining_open", port=port, fingerprint=machines.authority.fingerprint)
+    recording = asyncio.create_task(take_over(machines.roster, audit.record_deed), name="deeds of dgpu ca")
     try:
         yield
     finally:
+        recording.cancel()
         await door.stop()

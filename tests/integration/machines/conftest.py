@@ -82,6 +82,14 @@ class Place:
         (entry,) = found
         return entry
 
+    async def recorded(self, *actions: str) -> list[AuditEntry]:
+        """The entries of these actions, as soon as each has one."""
+        async with asyncio.timeout(30):
+            while not {entry.action for entry in self.audited} >= set(actions):
+                self._has_audited.clear()
+                await self._has_audited.wait()
+        return [entry for entry in self.audited if entry.action in actions]
+
     async def join(self, *nodes: str, token: JoinToken | None = None, into: str = "") -> Joined:
         token = token or invite(self.data_dir, nodes, 3_600)
         server = Address(host="127.0.0.1", port=self.join_port)

@@ -1,19 +1,21 @@
-"""Entries of the audit log about machines: joins, renewals, and refusals on the agents' ports.
-
-A handshake that TLS itself refuses (no certificate, or one of another authority) never reaches this program and is not
-recorded.
-"""
+"""Entries of the audit log about machines: joins, renewals, refusals on the agents' ports, and `dgpu ca`."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import asyncio
+from typing import TYPE_CHECKING, Final, Literal
 
 from dgpu.core.model.audit import AuditEntry
+from dgpu.core.rejections import Rejection
 from dgpu.service.audit.names import clean
 from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.machine.outputs import Remark
 from dgpu.service.task_output.intake_words import Complain
 from dgpu.wire.machines import MachineNames
+from dgpu.wire.roles import Role
+
+if TYPE_CHECKING:
+    from dgpu.service.machines.deeds import Deed
 
 Source = Literal["certificate", "uid", "open"]
 Action = Literal["agent.connect", "agent.join", "agent.renew", "agent.report", "agent.output"]
@@ -45,6 +47,25 @@ class AgentAudit:
     ) -> None:
         user = "" if names is None else _user(names)
         self._trail.note(self._entry(action, user, origin=origin, subject=subject, code=code))
+
+    async def record_deed(self, deed: Deed) -> bool:
+        """A command of `dgpu ca`. Returns whether its entry is durable."""
+        entry = AuditEntry(
+            user=clean(deed.user),
+            role=Role.ADMIN.value,
+            source="uid",
+            tenants=None,
+            action=deed.action,
+            call="dgpu ca",
+            subject=clean(deed.subject),
+            origin=f"uid {deed.uid}",
+            since=deed.at_s * 1_000,
+        )
+        writing = self._trail.note(entry)
+        if writing is None:
+            return True
+        await asyncio.wait((writing,))
+        return not (writing.cancelled() or writing.exception() or isinstance(writing.result(), Rejection))
 
     def on_remark(self, remark: Remark) -> None:
         """A line of the scheduler machine about an agent whose session or registration it knows."""

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError, Message
 
 from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
 from dgpu.service.copies.copies import Copies
 from dgpu.service.grpc.content import NoContent, content_pieces
 from dgpu.service.grpc.copies import copy_methods
+from dgpu.service.grpc.handshakes import Handshakes
 from dgpu.service.grpc.links import Link
+from dgpu.service.grpc.methods import stream_method
 from dgpu.service.grpc.peers import address_of, end_of, is_our_user, is_ours
 from dgpu.service.grpc.sweep import Sweep, Swept
 from dgpu.service.loop.runtime import Runtime
@@ -65,7 +66,6 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 _log = structlog.get_logger("dgpu.grpc")
-_M = TypeVar("_M", bound=Message)
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -98,6 +98,7 @@ class AgentServer:
         self._address = Address(host="", port=0)
         self._gate = gate
         self._audit = audit
+        self._handshakes = Handshakes(self._tell_handshake)
         self._live: dict[Link[Any], _Live] = {}
         self._counts = AgentConnections() if counts is None else counts
         self._next_log_s = 0.0
@@ -109,15 +110,15 @@ class AgentServer:
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         return {
-            "Connect": _stream(self._connect, pb.FromAgent),
-            "Output": _stream(self._output_stream, pb.FromAgentOutput),
-            "Files": _stream(self._file_stream, pb.FromAgentFiles),
+            "Connect": stream_method(self._connect, pb.FromAgent),
+            "Output": stream_method(self._output_stream, pb.FromAgentOutput),
+            "Files": stream_method(self._file_stream, pb.FromAgentFiles),
             "Content": grpc.unary_stream_rpc_method_handler(
                 self._content,
                 request_deserializer=pb.ContentRequest.FromString,
                 response_serializer=pb.ContentPiece.SerializeToString,
             ),
-            "Channels": _stream(self._channel_stream, pb.FromAgentChannels),
+            "Channels": stream_method(self._channel_stream, pb.FromAgentChannels),
             "Renew": grpc.unary_unary_rpc_method_handler(
                 self._renew,
                 request_deserializer=pb.RenewRequest.FromString,
@@ -144,6 +145,7 @@ class AgentServer:
         self._watching = [asyncio.ensure_future(self._sweep(bound))]
         if self._gate is not None:
             self._watching.append(asyncio.ensure_future(self._watch_joins(self._gate)))
+            self._handshakes.start(bound)
         return bound
 
     async def stop(self) -> None:
@@ -152,6 +154,7 @@ class AgentServer:
             link.hang_up("the scheduler is stopping", fault=False)
         for watching in self._watching:
             watching.cancel()
+        self._handshakes.stop()
         await self._server.stop(_STOP_S)
 
     async def _sweep(self, port: int) -> None:
@@ -287,6 +290,7 @@ class AgentServer:
         return node_id
 
     async def _renew(self, request: pb.RenewRequest, context: _Context) -> pb.Renewed:
+        self._handshakes.passed(context.peer())
         if self._gate is None:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "this scheduler gives out no certificates"
@@ -301,7 +305,8 @@ class AgentServer:
         return pb.Renewed(certificate=certificate)
 
     async def _caller(self, context: _Context, *, hears: bool = True) -> Caller:
-        """Whoever may not call at all is refused. `hears`: the call has a stream of requests."""
+        """A caller without rights is refused. `hears`: the call has a stream of requests."""
+        self._handshakes.passed(context.peer())
         if self._gate is not None:
             try:
                 return await self._gate.caller(context)
@@ -315,6 +320,7 @@ class AgentServer:
         return Caller()
 
     async def _admit_scheduler(self, context: _Context) -> None:
+        self._handshakes.passed(context.peer())
         if self._gate is None:
             is_known = self._trusts_all or is_ours(context.peer(), self._address)
         else:
@@ -336,6 +342,10 @@ class AgentServer:
         if self._audit is not None:
             names = None if self._gate is None else self._gate.names_of(context)
             self._audit.refused(action, code, address_of(context.peer()), names=names, subject=node_id)
+
+    def _tell_handshake(self, address: str) -> None:
+        if self._audit is not None:
+            self._audit.refused("agent.connect", "tls_refused", address)
 
     async def _serve(
         self,
@@ -376,20 +386,3 @@ async def _read(context: _Context, link: Link[Any], on_message: Callable[[Any], 
     except Exception:  # noqa: BLE001 - a bug in one agent's message ends only that agent's stream
         _log.exception("agent_message_failed")
         link.hang_up("the scheduler hit a bug", fault=False)
-
-
-def _stream(
-    behaviour: Callable[[Any, _Context], Awaitable[None]], request: type[_M]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    def decode(content: bytes) -> _M | None:
-        try:
-            return request.FromString(content)
-        except DecodeError:
-            return None
-
-    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-        behaviour,
-        request_deserializer=decode,
-        response_serializer=lambda message: message.SerializeToString(),
-    )
-    return handler

@@ -30,7 +30,7 @@ class Machines:
         """Raises AuthorityMissing."""
         self.authority: Authority = load_authority(data_dir)
         self._data_dir = data_dir
-        self._roster = Roster(data_dir)
+        self.roster = Roster(data_dir)
         self._lifetime_s = lifetime_s
         self._clock = clock
         self.certificate = SchedulerCertificate(self.authority, lifetime_s=lifetime_s, clock=clock)
@@ -39,7 +39,7 @@ class Machines:
         """Why a caller with such a certificate is refused; empty: it is not. TLS has checked the certificate itself."""
         if names is None:
             return _NO_NAMES
-        join = self._roster.find(names.join_id)
+        join = self.roster.find(names.join_id)
         if join is None:
             return _UNKNOWN
         return join.why_refused(int(self._clock()))
@@ -47,9 +47,7 @@ class Machines:
     def fallen(self, join_ids: Collection[str]) -> dict[str, str]:
         """Those of the joins whose certificates are no longer accepted, each with the reason."""
         now_s = int(self._clock())
-        return {
-            join.id: join.why_refused(now_s) for join in self._roster.fallen(now_s) if join.id in join_ids
-        }
+        return {join.id: join.why_refused(now_s) for join in self.roster.fallen(now_s) if join.id in join_ids}
 
     def admit(self, request: JoinRequest) -> Granted:
         """Exchanges a token for a certificate. Raises JoinRefused or BadRequest."""
@@ -57,7 +55,7 @@ class Machines:
         public_key = key_of_request(csr_pem).public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        join = self._roster.redeem(request.join_id, request.secret, public_key, now_s=int(self._clock()))
+        join = self.roster.redeem(request.join_id, request.secret, public_key, now_s=int(self._clock()))
         if join.kind != "agent":
             return self._grant_member(csr_pem, join)
         return self._grant(csr_pem, join.names)
@@ -72,12 +70,12 @@ class Machines:
         certificate_pem, grant = grant_member(
             self._data_dir, self.authority, join, csr_pem, now_s=int(self._clock())
         )
-        self._roster.note_certificate(join.id, self.authority.expires_at_s)
+        self.roster.note_certificate(join.id, self.authority.expires_at_s)
         return Granted(certificate_pem=certificate_pem, nodes=join.nodes, member=grant)
 
     def _grant(self, csr_pem: bytes, names: MachineNames) -> Granted:
         issued = self.authority.issue_agent(
             csr_pem, names, now_s=int(self._clock()), lifetime_s=self._lifetime_s
         )
-        self._roster.note_certificate(names.join_id, issued.expires_at_s)
+        self.roster.note_certificate(names.join_id, issued.expires_at_s)
         return Granted(certificate_pem=issued.certificate_pem, nodes=tuple(sorted(names.nodes)))

@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from dgpu.service.machines import deeds
 from dgpu.service.machines.authority import FOLDER, give_to_owner_of
+from dgpu.service.machines.deeds import Deed
 from dgpu.service.sqlite_files import open_to_write
 from dgpu.wire.machines import MachineNames
 
@@ -86,8 +88,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_nodes(self) -> str:
-        more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
-        return f"node {self.nodes[0]}{more}"
+        return f"node {_shown(self.nodes)}"
 
 
 class StoredJoin(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +127,7 @@ class Roster:
                 "INSERT INTO joins (id, nodes, secret_hash, token_expires_at_s, kind) VALUES (?, ?, ?, ?, ?)",
                 values,
             )
+            deeds.write_deed(connection, "ca.token", _shown(nodes), now_s=now_s)
             return _one(connection, values[0]), secret
 
     def redeem(self, join_id: str, secret: str, public_key: bytes, *, now_s: int) -> Join:
@@ -167,7 +169,21 @@ class Roster:
         with self._writing() as connection:
             for join in found:
                 connection.execute("UPDATE joins SET revoked_at_s = ? WHERE id = ?", (now_s, join.id))
+                deeds.write_deed(connection, "ca.revoke", _shown(join.nodes), now_s=now_s)
         return found
+
+    def note_authority(self, fingerprint: str, *, now_s: int) -> None:
+        with self._writing() as connection:
+            deeds.write_deed(connection, "ca.init", fingerprint, now_s=now_s)
+
+    def deeds(self) -> list[Deed]:
+        """Changes that the audit log has not yet taken over, the oldest first."""
+        with self._open() as connection:
+            return deeds.read_deeds(connection)
+
+    def forget_deeds(self, until_id: int) -> None:
+        with self._writing() as connection:
+            connection.execute("DELETE FROM deeds WHERE id <= ?", (until_id,))
 
     def find(self, join_id: str) -> Join | None:
         with self._open() as connection:
@@ -213,6 +229,7 @@ class Roster:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(_TABLE)
+    connection.execute(deeds.TABLE)
     if not _has_kind(connection):
         try:
             connection.execute(_ADD_KIND)
@@ -246,6 +263,10 @@ def _join(row: tuple[Any, ...]) -> Join:
         revoked_at_s=row[5],
         kind=row[6],
     )
+
+
+def _shown(nodes: tuple[str, ...]) -> str:
+    return nodes[0] + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
 
 
 def _encoded(nodes: tuple[str, ...]) -> str:
