@@ -1,6 +1,7 @@
-"""Answers the scheduler's requests for files of tasks. Each file call runs in a thread; memory and files are bounded.
+"""Answers the scheduler's requests for files of tasks, and for what runs have used so far.
 
-The scheduler requests one piece at a time, so a slow reader costs only an open file.
+Each call of a file runs in a thread; memory and files are bounded. The scheduler requests one piece at a time, so a
+slow reader costs only an open file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dgpu.agent.accounts import Accounts, NoAccount
 from dgpu.agent.background import Busy, DaemonPool
 from dgpu.agent.files import Entry, FilesError, OpenedFile, Root, list_files, open_file
 from dgpu.agent.keeper_settings import boot_ms
+from dgpu.agent.run_meter import RunMeter
+from dgpu.core.model.ids import LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.run_dirs import run_dir_name
 
@@ -53,7 +56,9 @@ class FileServer:
         accounts: Accounts,
         threads: DaemonPool,
         send: Callable[[pb.FromAgentFiles], None],
+        meter: RunMeter,
     ) -> None:
+        self._meter = meter
         self._work_dir = work_dir
         self._accounts = accounts
         self._threads = threads
@@ -98,6 +103,9 @@ class FileServer:
                 return await self._open_file(request.request_id, request.open.place)
             case "read":
                 return await self._read(request.read)
+            case "measure":
+                lease_id = LeaseId(request.measure.lease_id)
+                return pb.FileAnswer(usage=await self._threads.run(lambda: self._meter.measure(lease_id)))
             case _:
                 raise FilesError("unknown_request", "this agent does not know the request")
 

@@ -14,6 +14,7 @@ import grpc.aio
 from dgpu.agent.accounts import Accounts
 from dgpu.agent.file_server import FileServer, file_threads
 from dgpu.agent.kept_open import kept_open
+from dgpu.agent.run_meter import RunMeter
 from dgpu.agent.upload_cache import UploadCache
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -30,13 +31,15 @@ class FilesDesk:
         self._accounts = accounts
         self._threads = file_threads()
 
-    def open(self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str) -> FileStream | None:
+    def open(
+        self, channel: grpc.aio.Channel, node_id: NodeId, session_id: str, meter: RunMeter
+    ) -> FileStream | None:
         """None: tasks of this agent run nothing, so simulated nodes need no stream for files."""
         if self._work_dir is None:
             return None
 
         def make_server(send: Callable[[pb.FromAgentFiles], None]) -> FileServer:
-            return FileServer(self._work_dir, self._accounts, self._threads, send)
+            return FileServer(self._work_dir, self._accounts, self._threads, send, meter)
 
         return FileStream(channel, node_id, session_id, make_server)
 

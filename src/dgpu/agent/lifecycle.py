@@ -69,7 +69,7 @@ class Lifecycle:
         self._leases: dict[LeaseId, NodeLease] = {}
         self._waiting: dict[LeaseId, NodeLease] = {}  # those RECEIVED
         self._abandoned: dict[LeaseId, NodeLease] = {}  # given up, but their processes have not ended yet
-        self._memory = Reservations()
+        self.memory = Reservations()
         self._starts = StartWatch()
         self._runner_up = False
         self._gone: collections.OrderedDict[LeaseId, None] = collections.OrderedDict()
@@ -264,10 +264,10 @@ class Lifecycle:
 
     def _on_memory(self, seen: MemorySeen) -> list[LifecycleOutput]:
         stops: list[StopOrder] = []
-        self._memory.note_use(self._leases, seen.use)
+        self.memory.note_use(self._leases, seen.use)
         for lease_id, memory_mb in seen.leases_mb:
             lease = self._leases.get(lease_id)
-            if lease is None or lease.end is not None or not self._memory.look(lease.order, memory_mb):
+            if lease is None or lease.end is not None or not self.memory.look(lease.order, memory_mb):
                 continue
             if lease.state is LeaseState.RUNNING:
                 lease.state = LeaseState.STOPPING
@@ -292,7 +292,7 @@ class Lifecycle:
                 lease.end = replace(end, error=_LATE)
             else:
                 lease.end = end
-            lease.peak_mb, lease.gpu_use = self._memory.take(end.lease_id)
+            lease.peak_mb, lease.gpu_use = self.memory.take(end.lease_id)
             lease.frozen = False
             lease.stored = lease.foreign or not (end.output_bytes or end.output_lost)
             if not lease.stored:

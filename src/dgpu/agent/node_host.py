@@ -41,6 +41,7 @@ from dgpu.agent.probe.detect import GpuSelection, detect
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
 from dgpu.agent.probe.simulated import SimulatedProbe
 from dgpu.agent.run.runner import Runner, RunnerWord
+from dgpu.agent.run_meter import RunMeter
 from dgpu.agent.session import NEVER_MS
 from dgpu.agent.session_words import (
     CardChecked,
@@ -223,7 +224,9 @@ class NodeHost:
                 if (stream := self._streams.get(output.address)) is not None:
                     where = (stream.channel, self.id, output.session_id)
                     self._output.open(stream.channel, output.session_id)
-                    self._files = self._desk.open(*where)
+                    self._files = self._desk.open(
+                        *where, RunMeter(self._machine.lifecycle.memory, self._runner.owners)
+                    )
                     self._desk.uploads.connected(self.id, stream.channel, output.session_id)
                     self._channels = open_channels(self._options, *where, self._runner)
                     self._opened = output.address
@@ -331,11 +334,11 @@ class NodeHost:
     def _take_samples(self) -> None:
         if isinstance(self._probe, SimulatedProbe):
             busy = dict.fromkeys(self._machine.lifecycle.busy_gpus(), frozenset[int]())
-            self._feed(Sampled(samples=tuple(self._probe.sample(busy)), unfit=self._unfit()))
+            self._feed(Sampled(samples=tuple(self._probe.sample(busy)), unfit=self._disk.unfit(boot_ms())))
         elif self._probe is not None:
             self._spawn(self._sample())
         else:
-            self._feed(Sampled(samples=(), unfit=self._unfit()))
+            self._feed(Sampled(samples=(), unfit=self._disk.unfit(boot_ms())))
 
     async def _sample(self) -> None:
         holders = self._machine.lifecycle.gpu_holders()
@@ -344,10 +347,7 @@ class NodeHost:
         except ProbeError as error:
             self._log.warning("probe_failed", error=str(error))
         else:
-            self._feed(Sampled(samples=samples, unfit=self._unfit()))
-
-    def _unfit(self) -> str:
-        return self._disk.unfit(boot_ms())
+            self._feed(Sampled(samples=samples, unfit=self._disk.unfit(boot_ms())))
 
     def _sample_now(self, holders: dict[GpuId, tuple[LeaseId, ...]]) -> tuple[Sample, ...]:
         assert self._probe is not None  # noqa: S101 - asked for before

@@ -46,6 +46,11 @@ class Reservations:
         table = self._use.pop(lease_id, None)
         return self._peaks_mb.pop(lease_id, 0), GpuUse() if table is None else table.use()
 
+    def so_far(self, lease_id: LeaseId) -> tuple[int, GpuUse]:
+        """The same of a lease that has not ended."""
+        table = self._use.get(lease_id)
+        return self._peaks_mb.get(lease_id, 0), GpuUse() if table is None else table.use()
+
 
 def after_fault(end: RunEnd, order: RunOrder, *, peak_mb: int, xid: int, card_mb: int) -> RunEnd:
     """The driver has no error number for exhausted memory. A program that fails with a driver error while it holds all

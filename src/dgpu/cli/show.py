@@ -13,6 +13,7 @@ from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory, plural
 from dgpu.cli.output import print_document, print_fields
 from dgpu.cli.why import reservation
+from dgpu.client.language import told
 
 app = typer.Typer(add_completion=False)
 
@@ -131,15 +132,28 @@ def _text(value: Any) -> str:
 
 
 def usage_rows(usage: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """What its last attempt used; nothing before it was measured."""
+    """What its last attempt used, or uses so far; nothing before it was measured."""
     if not usage:
         return []
     mean, p95, cpu = usage["gpu_percent"], usage["gpu_percent_p95"], usage["cpu_efficiency_percent"]
+    so_far = " so far" if usage["so_far"] else ""
     of_cpus = "" if cpu is None else f" ({cpu:g} % of its CPUs)"
     return [
-        ("gpu use", "" if mean is None else f"{mean} % on average, {p95} % at p95"),
-        ("gpu memory peak", memory(usage["gpu_peak_mb"])),
-        ("cpu time", "" if usage["cpu_seconds"] is None else duration(usage["cpu_seconds"]) + of_cpus),
-        ("memory peak", memory(usage["rss_peak_mb"])),
-        ("advice", "\n".join(usage["advice"])),
+        ("gpu use", "" if mean is None else f"{mean} % on average, {p95} % at p95{so_far}"),
+        ("gpu memory peak", _measured(memory(usage["gpu_peak_mb"]), so_far)),
+        (
+            "cpu time",
+            "" if usage["cpu_seconds"] is None else duration(usage["cpu_seconds"]) + of_cpus + so_far,
+        ),
+        ("memory peak", _measured(memory(usage["rss_peak_mb"]), so_far)),
+        (
+            "advice",
+            "\n".join(
+                told("advice", each["code"], each["facts"], each["detail"]) for each in usage["advice"]
+            ),
+        ),
     ]
+
+
+def _measured(text: str, so_far: str) -> str:
+    return text and text + so_far

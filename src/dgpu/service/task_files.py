@@ -13,13 +13,15 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.attempt_usage import AttemptUsage
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service.content.store import ContentStore
 from dgpu.wire.proto import agent_pb2 as pb
 
 PIECE_BYTES = 512 * 1024
 ANSWER_S = 30.0
 ATTACH_S = 5.0
+MEASURE_S = 1.0
 MAX_REQUESTS = 64  # in progress at one node
 MAX_TRANSFERS = 16  # open files of one node
 
@@ -128,6 +130,26 @@ class FileStreams:
     async def read_piece(self, link: FileLink, handle: int, offset: int, size: int) -> bytes:
         ask = pb.ReadFile(handle=handle, offset=offset, size=size)
         return (await self._ask(link, pb.FileRequest(read=ask))).data
+
+    async def measure(self, node_id: NodeId, lease_id: LeaseId) -> AttemptUsage | None:
+        """What a run has used so far. None: its node does not say; no caller waits for a node without a stream."""
+        link = self._links.get(node_id)
+        if link is None:
+            return None
+        ask = pb.MeasureRun(lease_id=lease_id)
+        try:
+            async with asyncio.timeout(MEASURE_S):
+                told = (await self._ask(link, pb.FileRequest(measure=ask))).usage
+        except (FilesUnavailable, TimeoutError):
+            return None  # an older agent does not know the request
+        return AttemptUsage(
+            gpu_samples=told.gpu_samples,
+            gpu_percent=min(told.gpu_percent, 100),
+            gpu_percent_p95=min(told.gpu_percent_p95, 100),
+            gpu_peak_mb=told.gpu_peak_mb,
+            cpu_ms=told.cpu_ms,
+            rss_mb=told.rss_mb,
+        )
 
     def release(self, link: FileLink, handle: int) -> None:
         link.transfers -= 1

@@ -18,6 +18,7 @@ from dgpu.core.foresight import blockers as b
 from dgpu.core.refusals import Refusal, ReservedFor
 from dgpu.service.alerts.rules import RULE_NAMES
 from dgpu.service.rest import files as rest_files
+from dgpu.service.views.task_usage import GPU_MEMORY
 from dgpu.wire.problem import AnyRejection
 
 SOURCES = pathlib.Path(dgpu.__file__).parent
@@ -67,14 +68,14 @@ def test_the_language_is_that_of_the_environment(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("used", language.LANGUAGES)
-@pytest.mark.parametrize("section", ["problem", "blocker", "change", "alert", "ended"])
+@pytest.mark.parametrize("section", ["problem", "blocker", "change", "alert", "ended", "advice"])
 def test_each_code_of_the_scheduler_has_a_template_and_each_template_a_code(used, section) -> None:
     templates = language._tables(used)[section]
     assert set(templates) == set(codes_of(section)), section
 
 
 @pytest.mark.parametrize("used", language.LANGUAGES)
-@pytest.mark.parametrize("section", ["problem", "blocker", "change", "alert"])
+@pytest.mark.parametrize("section", ["problem", "blocker", "change", "alert", "advice"])
 def test_templates_use_the_facts_that_the_scheduler_sends(used, section) -> None:
     templates, sent = language._tables(used)[section], codes_of(section)
     for code, template in templates.items():
@@ -96,6 +97,7 @@ def names_in(template) -> set[str]:
 @functools.cache
 def codes_of(section: str) -> Codes:
     finders = {"problem": problems, "blocker": blockers, "change": changes, "alert": alerts, "ended": ends}
+    finders["advice"] = advice
     return finders[section]()
 
 
@@ -146,6 +148,18 @@ def keys_of(path: pathlib.Path, around: str, node: ast.expr | None) -> set[str]:
                 elif isinstance(target, ast.Subscript) and getattr(target.value, "id", "") == node.id:
                     keys |= {literal(target.slice) or ""}
     return keys
+
+
+# Advice about tasks
+
+
+def advice() -> Codes:
+    found: Codes = defaultdict(set)
+    for path, around, call in calls("Advice", under="service/views"):
+        code = literal(keyword(call, "code")) or GPU_MEMORY
+        found[code] |= keys_of(path, around, keyword(call, "facts"))
+    found[GPU_MEMORY].add("earlier_seconds")  # `told_earlier`
+    return found
 
 
 # Blockers and changes

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.attempt_usage import AttemptUsage
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.service import task_files
 from dgpu.service.task_files import FileLink, FileStreams, FilesUnavailable, Place
 from dgpu.wire.proto import agent_pb2 as pb
@@ -138,3 +139,27 @@ async def test_an_answer_without_an_entry_is_refused() -> None:
     node = Node(streams)
     node.answer = lambda request: pb.FileAnswer(request_id=request.request_id)  # type: ignore[method-assign]
     assert await refusal(streams) == "malformed"
+
+
+async def test_a_run_is_measured_on_its_node(monkeypatch) -> None:
+    """Nothing is better than a wait: a page of a task must not depend on a slow or older node."""
+    streams = FileStreams()
+    assert await streams.measure(NodeId("n1"), LeaseId(3)) is None
+    node = Node(streams)
+    usage = pb.RunUsage(
+        gpu_samples=2, gpu_percent=70, gpu_percent_p95=140, gpu_peak_mb=512, cpu_ms=9, rss_mb=4
+    )
+    monkeypatch.setattr(node, "answer", lambda asked: pb.FileAnswer(request_id=asked.request_id, usage=usage))
+    expected = AttemptUsage(
+        gpu_samples=2, gpu_percent=70, gpu_percent_p95=100, gpu_peak_mb=512, cpu_ms=9, rss_mb=4
+    )
+    assert await streams.measure(NodeId("n1"), LeaseId(3)) == expected
+    assert node.asked[-1].measure.lease_id == 3
+    monkeypatch.setattr(
+        node, "answer", lambda asked: pb.FileAnswer(request_id=asked.request_id, error="unknown_request")
+    )
+    assert await streams.measure(NodeId("n1"), LeaseId(3)) is None
+    monkeypatch.setattr(task_files, "MEASURE_S", 0.01)
+    node.silent = True
+    assert await streams.measure(NodeId("n1"), LeaseId(3)) is None
+    assert not node.link.waiting

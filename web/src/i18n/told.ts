@@ -3,7 +3,7 @@
 import { duration, megabytes, type Units } from "../format";
 
 export type Facts = Readonly<Record<string, unknown>>;
-export type Section = "problem" | "field" | "blocker" | "change" | "alert" | "ended";
+export type Section = "problem" | "field" | "blocker" | "change" | "alert" | "ended" | "advice";
 type Template = string | readonly Template[] | { readonly by: string; readonly cases: Readonly<Record<string, Template>> };
 export type Table = { readonly unit: Units; readonly word: Readonly<Record<string, string>> } & { readonly [section in Section]: Readonly<Record<string, unknown>> };
 

@@ -136,3 +136,19 @@ export function Page(props: { title: ComponentChildren; actions?: ComponentChild
     </div>
   );
 }
+
+/** Names and values; rows without a value are left out. */
+export function Facts({ rows }: { rows: [string, ComponentChildren][] }) {
+  return (
+    <dl class="facts">
+      {rows
+        .filter(([, value]) => value !== null && value !== "")
+        .map(([name, value]) => (
+          <>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </>
+        ))}
+    </dl>
+  );
+}

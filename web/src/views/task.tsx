@@ -11,12 +11,13 @@ import { go } from "../router";
 import { Files } from "../task/files";
 import { Life } from "../task/life";
 import { Log } from "../task/log";
+import { Used } from "../task/used";
 import { Waits } from "../task/waits";
 import { ArrayCard } from "../tasks/card";
 import type { Retried, Task, TaskEvents } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
-import { nodeAddress, Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
+import { Facts, nodeAddress, Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
 import { complain, say } from "../ui/toast";
 
 const MAX_GPUS_DRAWN = 8;
@@ -66,6 +67,7 @@ export function TaskView({ id }: { id: string }) {
           <Log key={`${known.attempt}`} task={known} />
           <Details task={known} />
         </div>
+        <Used task={known} />
         <Files task={known} />
         <RunCharts task={known} />
         <Attempts task={known} />
@@ -171,16 +173,7 @@ function Details({ task }: { task: Task }) {
       <header>
         <h2>{t("task.details")}</h2>
       </header>
-      <dl class="facts">
-        {rows
-          .filter(([, value]) => value !== null && value !== "")
-          .map(([name, value]) => (
-            <>
-              <dt>{name}</dt>
-              <dd>{value}</dd>
-            </>
-          ))}
-      </dl>
+      <Facts rows={rows} />
     </section>
   );
 }

@@ -11,14 +11,15 @@ from litestar import Request, post
 from msgspec.structs import replace
 
 from dgpu.core.events import TasksSubmitted
-from dgpu.core.model.ids import NO_TASK, TaskId, task_name
-from dgpu.core.model.task import Task, TaskSpec, TaskStatus
+from dgpu.core.model.ids import TaskId, task_name
+from dgpu.core.model.task import TaskSpec, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.journal.errors import JournalError
 from dgpu.journal.segments import StoredGroups, chain
 from dgpu.service.access.principal import Principal
 from dgpu.service.rest import arrays, listing
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.started_earlier import spec_of
 from dgpu.service.rest.submit import key_of, submit_entries
 from dgpu.service.rest.tasks import ByElement, Given, TaskIdText, Who
 from dgpu.service.secrets.details import sealed_under_newest
@@ -132,26 +133,12 @@ async def _spec_again(rest: Backend, task_id: TaskId) -> TaskSpec:
         task = state.tasks.get(task_id)
         if task is None:
             return None
-        return _spec_of(state, task) if task.status.is_final else task.status
+        return spec_of(state, task) if task.status.is_final else task.status
 
     spec = await rest.runtime.read(look)
     if isinstance(spec, TaskStatus):
         raise ProblemError(_not_ended(task_id, spec))
     return await _from_journal(rest, task_id) if spec is None else spec
-
-
-def _spec_of(state: ClusterState, task: Task) -> TaskSpec:
-    shape = state.shapes[task.shape_id]
-    return TaskSpec(
-        shape=replace(shape, array_id=NO_TASK, array_limit=0),
-        detail=task.detail,
-        timeout_ms=task.timeout_ms,
-        max_retries=task.max_retries,
-        restart=task.restart,
-        allocation=task.allocation,
-        array=((task.array_index, task.array_index, 1),) if task.array_id else (),
-        array_limit=shape.array_limit,
-    )
 
 
 async def _from_journal(rest: Backend, task_id: TaskId) -> TaskSpec:

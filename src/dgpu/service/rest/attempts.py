@@ -8,7 +8,7 @@ import sqlite3
 from msgspec.structs import replace
 
 from dgpu.core.model.attempt_usage import AttemptUsage
-from dgpu.core.model.ids import TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.history.measured import usage_by_lease
@@ -16,8 +16,10 @@ from dgpu.service.history.reader import HistoryDamaged, PastAttempt
 from dgpu.service.rest.backend import Backend
 from dgpu.service.views.task_usage import usage_answer
 from dgpu.wire.answers import Attempt, instant, instant_or_none
+from dgpu.wire.usage_answers import TaskUsage
 
 MAX_ATTEMPTS = 100
+MAX_RANKS = 64  # of a running gang that are asked what they use
 
 
 async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
@@ -40,8 +42,26 @@ async def attempts_of(backend: Backend, task_id: TaskId) -> list[Attempt]:
     if current is not None and (
         current.attempt not in by_number or by_number[current.attempt].ended_at is None
     ):
-        by_number[current.attempt] = current
+        by_number[current.attempt] = replace(current, usage=await _used_so_far(backend, task_id))
     return [by_number[number] for number in sorted(by_number)][-MAX_ATTEMPTS:]
+
+
+async def _used_so_far(backend: Backend, task_id: TaskId) -> TaskUsage | None:
+    """None: not running, or a node does not answer at once. Half a gang would look like a small use."""
+
+    def look(state: ClusterState) -> list[tuple[NodeId, LeaseId]]:
+        task = state.tasks.get(task_id)
+        if task is None or task.status is not TaskStatus.RUNNING:
+            return []
+        leases = [state.leases[lease_id] for lease_id in state.leases_of(task) if lease_id in state.leases]
+        return [(lease.node_id, lease.id) for lease in leases]
+
+    held = await backend.runtime.read(look)
+    if not 0 < len(held) <= MAX_RANKS:
+        return None
+    told = await asyncio.gather(*(backend.files.measure(node_id, lease_id) for node_id, lease_id in held))
+    ranks = [each for each in told if each is not None and each != AttemptUsage()]
+    return usage_answer(ranks) if len(ranks) == len(held) else None
 
 
 def _of_row(row: PastAttempt) -> Attempt:

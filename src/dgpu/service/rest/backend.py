@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import msgspec
 
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
+from dgpu.core.model.ids import TaskId
 from dgpu.core.rejections import Rejection
 from dgpu.service.access.audiences import MAX_AUDIENCES
 from dgpu.service.access.principal import Principal, Tenants
@@ -81,6 +83,10 @@ class ProblemError(Exception):
         self.headers = headers or {}
 
 
+# By task and memory: when it was computed, and by how many seconds a new task would start earlier (None: not known).
+EarlierStarts = OrderedDict[tuple[TaskId, int], tuple[int, float | None]]
+
+
 class Backend:
     def __init__(
         self,
@@ -99,8 +105,7 @@ class Backend:
         channels: ChannelStreams | None = None,
     ) -> None:
         self.runtime, self.views = runtime, views
-        self.history = history
-        self.output = output
+        self.history, self.output = history, output
         self.files = files or FileStreams()
         self.channels, self.offers = channels or ChannelStreams(), Offers()
         self.options = options
@@ -110,6 +115,7 @@ class Backend:
         self.tokens = tokens  # None: a world without API tokens
         self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
         self.vault = vault  # None: a world without secrets
+        self.earlier_starts = EarlierStarts()
         self.arrivals = 0  # uploads under way
         self.is_rotating = False  # the key of the vault
         self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)

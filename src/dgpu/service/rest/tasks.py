@@ -25,9 +25,10 @@ from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.ownership import refuse_foreign_array, refuse_foreign_task
+from dgpu.service.rest.started_earlier import with_earlier_start
 from dgpu.service.views.events import events_of_task, past_task_event
 from dgpu.service.views.task_usage import with_usage
-from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage
+from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage, instant
 from dgpu.wire.change_requests import decode_cancel
 from dgpu.wire.problem import problem_of
 from dgpu.wire.task_names import Element
@@ -149,7 +150,7 @@ async def list_tasks(
     "/api/v1/tasks/{task_id:str}",
     summary="Show a task",
     description="Includes tasks that ended long ago. With its attempts. The first task of an array comes with the "
-    "progress of the array.",
+    "progress of the array. `usage` of a running task is what its nodes measured until now.",
 )
 async def get_task(rest: Given, who: Who, task_id: TaskIdText, element: ByElement) -> TaskAnswer:
     number = listing.task_id_of(task_id)
@@ -157,7 +158,9 @@ async def get_task(rest: Given, who: Who, task_id: TaskIdText, element: ByElemen
     if not task.attempt:
         return task
     attempts = await attempts_of(rest, number)
-    return task_told_to(who.tenants, with_usage(msgspec.structs.replace(task, attempts=attempts)))
+    now = instant(rest.runtime.now_ms())
+    told = with_usage(msgspec.structs.replace(task, attempts=attempts), now)
+    return task_told_to(who.tenants, await with_earlier_start(rest, number, told))
 
 
 @get(

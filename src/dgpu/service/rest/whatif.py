@@ -14,21 +14,21 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.service.access.anonymous import told_to
 from dgpu.service.access.table import Action, refusal_for_all
-from dgpu.service.follower.foresight import answer, blockers_told, is_small
+from dgpu.service.follower.foresight import blockers_told
 from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
 from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.foresee import ask_ahead
 from dgpu.service.rest.grace_limit import refuse_long_grace
 from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
 from dgpu.service.views.tasks import reservation_answer
 from dgpu.wire.answers import Change, NearestNode, Problem, WhatifAnswer, Why
-from dgpu.wire.questions import Hastening, Question, Submitting, decode_whatif
+from dgpu.wire.questions import Hastening, Submitting, decode_whatif
 
 _PATIENCE_S = 20.0
-_MAX_LAG_S = 1.0
 _SOONER_PATIENCE_S = 0.3  # `why` answers without it rather than late
 
 _whatif = msgspec.json.Decoder(WhatifAnswer).decode
@@ -103,7 +103,7 @@ async def what_if(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Wha
     elif (refused := refusal_for_all(who, Action.PREDICT)) is not None:
         raise ProblemError(refused)
     try:
-        return _whatif(await _ask(rest, question, _PATIENCE_S))
+        return _whatif(await ask_ahead(rest, question, _PATIENCE_S))
     except FollowerAway:
         problem = Problem(
             status=503,
@@ -116,27 +116,9 @@ async def what_if(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Wha
 
 async def _sooner(rest: Backend, question: Hastening) -> list[Change] | None:
     try:
-        return _changes(await _ask(rest, question, _SOONER_PATIENCE_S))
+        return _changes(await ask_ahead(rest, question, _SOONER_PATIENCE_S))
     except FollowerAway:
         return None
-
-
-async def _ask(rest: Backend, question: Question, patience_s: float) -> bytes:
-    now = rest.runtime.now_ms()
-
-    def look(state: ClusterState) -> bytes | None:
-        if not is_small(state, question):
-            return None
-        return bytes(answer(state, question, now, rest.runtime.committed_index))
-
-    told = await rest.runtime.read(look)
-    if told is not None:
-        return told
-    if rest.follower is None:
-        raise FollowerAway
-    if isinstance(question, Hastening) and rest.follower.lag_s > _MAX_LAG_S:
-        raise FollowerAway  # it must read more of the journal first; `why` answers without it
-    return await rest.follower.ask(question, at=now, patience_s=patience_s)
 
 
 ROUTES: tuple[Any, ...] = (why_task, what_if)
