@@ -6,7 +6,7 @@ import pytest
 
 from dgpu.entry.chaos.history import Step, Submit
 from dgpu.entry.chaos.report import Round, round_line, times_of
-from dgpu.entry.chaos.takeovers import Takeover, longest_gap, percentile, takeover
+from dgpu.entry.chaos.takeovers import Takeover, longest_gap, not_taken_over, percentile, takeover
 
 
 def submit(number, acknowledged, by) -> Submit:
@@ -29,7 +29,12 @@ def test_the_time_runs_from_the_last_acknowledgement_of_the_old_to_the_first_of_
 
 
 def test_without_another_master_there_was_no_takeover() -> None:
-    assert takeover([submit(1, 9.0, "a"), submit(2, 12.0, "a")], [], "a", 10.0) is None
+    found = takeover([submit(1, 9.0, "a"), submit(2, 12.0, "a")], [], "a", 10.0)
+    assert found is None
+    assert not_taken_over(found, "a", 60.0) == [
+        "not taken over: no other scheduler acknowledged a submit within 60 s after a was lost"
+    ]
+    assert not not_taken_over(Takeover(old="a", new="b", gap_s=5.5), "a", 60.0)
 
 
 def test_an_earlier_master_is_not_a_new_one() -> None:

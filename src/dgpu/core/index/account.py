@@ -188,7 +188,7 @@ class Accounts:
     # time
 
     def factor_at(self, at: int) -> int:
-        step = at // STEP_MS
+        step = max(0, at - self._meter.landmark_at) // STEP_MS  # those of `factor`: a step has one factor
         if step != self._step:
             self._step, self._factor = step, factor(self._meter, at)
         return self._factor

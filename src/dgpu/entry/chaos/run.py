@@ -18,7 +18,7 @@ from dgpu.entry.chaos.faults import FAULTS, Fault, Struck
 from dgpu.entry.chaos.load import Load
 from dgpu.entry.chaos.network import Network
 from dgpu.entry.chaos.report import Round, Verdict, clock, fault_counts, round_line, times_of
-from dgpu.entry.chaos.takeovers import longest_gap, takeover
+from dgpu.entry.chaos.takeovers import longest_gap, not_taken_over, takeover
 from dgpu.entry.chaos.watch import Watch
 
 _TAKEOVER_S = 60.0
@@ -184,6 +184,9 @@ class Run:
             wrong += history.reads_of_stall(self._watch.reads, master, times.down_s, times.undone_s)
         wrong += history.ran_twice(self._watch.steps)
         wrong += history.epochs_go_back(self._watch.leading)
+        found = takeover(submits, self._watch.steps, master, struck_s)
+        if fault.lasts_s is None:
+            wrong += not_taken_over(found, master, times.undone_s - struck_s)
         return Round(
             fault=name,
             target=struck.target,
@@ -193,7 +196,7 @@ class Run:
             submits=len(submits),
             failed_calls=len(failed),
             longest_gap_s=longest_gap(submits, struck_s, settled_s),
-            takeover=takeover(submits, self._watch.steps, master, struck_s),
+            takeover=found,
             wrong=tuple(wrong),
         )
 

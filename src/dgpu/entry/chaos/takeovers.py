@@ -37,6 +37,15 @@ def takeover(submits: Iterable[Submit], steps: Iterable[Step], old: str, at_s: f
     )
 
 
+def not_taken_over(found: Takeover | None, old: str, waited_s: float) -> list[str]:
+    """A standby that was ready and did not lead is a failure, even if the old master came back and lost nothing."""
+    if found is not None:
+        return []
+    return [
+        f"not taken over: no other scheduler acknowledged a submit within {waited_s:.0f} s after {old} was lost"
+    ]
+
+
 def longest_gap(submits: Iterable[Submit], from_s: float, to_s: float) -> float:
     """The longest time without any acknowledged submit in this part of the run."""
     inside = (each.acknowledged_s for each in submits if from_s < each.acknowledged_s < to_s)
