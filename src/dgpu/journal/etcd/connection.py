@@ -6,18 +6,17 @@ harm: transactions compare the keys that they change.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from dgpu.journal.engine import EngineError, EngineRefused, EngineUnavailable
-from dgpu.journal.etcd.failures import Meaning, action, certificate_action, meaning
+from dgpu.journal.etcd.failures import Meaning, action, meaning
 from dgpu.journal.etcd.settings import Endpoint, EtcdSettings, parse_endpoints
+from dgpu.journal.etcd.tls import TlsFiles, changed_tls_files, read_tls_files, why_not
 from dgpu.journal.etcd.versions import check_version
 from dgpu.wire.proto import etcd_pb2 as pb
 
@@ -62,8 +61,9 @@ class Connection:
     def __init__(self, settings: EtcdSettings) -> None:
         self._settings = settings
         self._endpoints = parse_endpoints(settings)
-        credentials = _credentials(settings) if self._endpoints[0].is_tls else None
-        self._channels = [_channel(one, credentials) for one in self._endpoints]
+        self._tls = read_tls_files(settings) if self._endpoints[0].is_tls else None
+        self._channels = _channels(self._endpoints, self._tls)
+        self._old_channels: list[grpc.Channel] = []  # with earlier certificates: calls may be under way
         self._current = 0
         self._vetted: set[int] = set()
         self._cluster_id = 0
@@ -82,7 +82,6 @@ class Connection:
         signed_in = False
         tried = 0
         why = "no member answered"
-        wrong: set[str] = set()  # certificates, by endpoint
         while not self._closed.is_set() and (left_s := give_up_at - time.monotonic()) > 0:
             number = self._current
             try:
@@ -97,15 +96,12 @@ class Connection:
                     continue
                 _raise_decided(sense, error, url, unknown=unknown)
                 unknown = True
-                if about := certificate_action(error, url):
-                    wrong.add(about)
             self._turn_from(number)
             tried += 1
             if tried % len(self._endpoints) == 0:
                 self._closed.wait(_PAUSE_S)
-        # Only before the first use: a running scheduler waits for the operator instead of ending.
-        if not self._vetted and len(wrong) == len(self._endpoints):
-            raise EngineRefused("; ".join(sorted(wrong)))
+        if not self._vetted and not self._closed.is_set():
+            why = self._looked_into() or why
         raise EngineUnavailable(f"etcd did not answer within {self._settings.patience_s:g} s: {why}")
 
     def each(self, method: str, request: Any, answer_type: Any) -> list[tuple[str, Any]]:
@@ -151,7 +147,7 @@ class Connection:
 
     def close(self) -> None:
         self._closed.set()
-        for channel in self._channels:
+        for channel in (*self._channels, *self._old_channels):
             channel.close()
 
     def _attempt(self, number: int, method: str, request: Any, answer_type: Any, timeout_s: float) -> Any:
@@ -218,9 +214,33 @@ class Connection:
         return (("hasleader", "true"), ("token", token))
 
     def _turn_from(self, number: int) -> None:
+        self._renew_certificates()
         with self._lock:
             if self._current == number:
                 self._current = (number + 1) % len(self._endpoints)
+
+    def _renew_certificates(self) -> None:
+        """After a failure: the files may have been replaced since. Open connections outlive their certificates."""
+        if self._tls is None or (found := changed_tls_files(self._settings, self._tls)) is None:
+            return
+        with self._lock:
+            if found == self._tls or self._closed.is_set():
+                return
+            before, self._old_channels = self._old_channels, self._channels
+            self._tls, self._channels = found, _channels(self._endpoints, found)
+        for channel in before:
+            channel.close()
+
+    def _looked_into(self) -> str:
+        """Endpoints that can never be used, and why. Raises EngineRefused if that is all of them.
+
+        Only before the first use: a running scheduler waits for the operator instead of ending.
+        """
+        found = [why_not(one, self._settings, self._settings.attempt_s) for one in self._endpoints]
+        text = "; ".join(sorted(filter(None, found)))
+        if all(found):
+            raise EngineRefused(text)
+        return text
 
 
 def _raise_decided(sense: Meaning, error: grpc.RpcError, url: str, *, unknown: bool) -> None:
@@ -236,25 +256,8 @@ def _raise_decided(sense: Meaning, error: grpc.RpcError, url: str, *, unknown: b
         raise EngineRefused(action(error, url)) from error
 
 
-def _channel(endpoint: Endpoint, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
-    if credentials is None:
-        return grpc.insecure_channel(endpoint.target, options=_OPTIONS)
-    return grpc.secure_channel(endpoint.target, credentials, options=_OPTIONS)
-
-
-def _credentials(settings: EtcdSettings) -> grpc.ChannelCredentials:
-    contents: list[bytes | None] = []
-    for field in ("ca_file", "key_file", "cert_file"):
-        path = getattr(settings, field)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_named(field, path))
-            contents.append(Path(path).read_bytes() if path else None)
-    return grpc.ssl_channel_credentials(*contents)
-
-
-@contextlib.contextmanager
-def _named(field: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise EngineRefused(f"{field} of etcd, {path}: {error.strerror or error}") from error
+def _channels(endpoints: tuple[Endpoint, ...], tls: TlsFiles | None) -> list[grpc.Channel]:
+    if tls is None:
+        return [grpc.insecure_channel(one.target, options=_OPTIONS) for one in endpoints]
+    credentials = tls.credentials()
+    return [grpc.secure_channel(one.target, credentials, options=_OPTIONS) for one in endpoints]

@@ -71,31 +71,3 @@ def action(error: grpc.RpcError, url: str) -> str:
     if "permission denied" in text:
         return f"{url}: the user needs read and write access to all keys under the prefix ({text})"
     return f"{url} refused a call: {text}"
-
-
-def certificate_action(error: grpc.RpcError, url: str) -> str:
-    """What to do about a certificate; empty: the failure has another cause."""
-    text = error.details() or ""
-    found = next((advice for signs, advice in _CERTIFICATES if any(sign in text for sign in signs)), "")
-    return f"{url}: {found}" if found else ""
-
-
-# The words of gRPC's TLS library, and the action. The first that fits counts.
-_CERTIFICATES = (
-    (
-        ("certificate has expired", "certificate is not yet valid"),
-        "its certificate has expired or is not valid yet: renew it, and check the clocks of both machines",
-    ),
-    (
-        ("Hostname Verification Check failed", "Peer name"),
-        "its certificate does not name this host: use the name in the certificate, or renew it with this one",
-    ),
-    (
-        ("CERTIFICATE_VERIFY_FAILED", "certificate signature failure"),
-        "its certificate is not of the authority in ha.tls.ca_file: give the authority of this etcd",
-    ),
-    (
-        ("bad certificate", "CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA"),
-        "it does not accept the certificate of this scheduler: check ha.tls.cert_file and ha.tls.key_file",
-    ),
-)
