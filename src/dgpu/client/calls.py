@@ -7,6 +7,7 @@ from dgpu.client.audit_calls import AuditCalls
 from dgpu.client.channel_calls import ChannelCalls
 from dgpu.client.cluster_calls import ClusterCalls
 from dgpu.client.file_calls import FileCalls
+from dgpu.client.function_calls import FunctionCalls
 from dgpu.client.history_calls import HistoryCalls
 from dgpu.client.secret_calls import SecretCalls
 from dgpu.client.task_calls import TaskCalls
@@ -25,5 +26,6 @@ class Calls(
     SecretCalls,
     AuditCalls,
     UploadCalls,
+    FunctionCalls,
 ):
     pass

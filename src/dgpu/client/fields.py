@@ -57,6 +57,13 @@ class TaskFields(TypedDict, total=False):
     held: bool
     entrypoint: str
     args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    args_msgpack: str
+    args_ref: str
+    python: str
+    python_path: Sequence[str]
+    max_workers: int
+    preload: Sequence[str]
     constraints: Sequence[Any]
 
 

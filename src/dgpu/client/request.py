@@ -34,6 +34,7 @@ class Request(msgspec.Struct, Generic[T], frozen=True):
     # False: a second one would do the thing twice. It is sent again only if the first one was not carried out.
     is_repeatable: bool = True
     file: Path | None = None  # sent as the body
+    is_raw: bool = False  # the answer is the bytes themselves
 
     @property
     def is_read(self) -> bool:
@@ -95,6 +96,8 @@ def read_answer(request: Request[T], status: int, body: bytes) -> T:
     """The typed answer; a problem is raised."""
     if not 200 <= status < 300:
         raise failure(status, body)
+    if request.is_raw:
+        return cast("T", body)
     try:
         found = msgspec.json.decode(body, type=request.answer)
     except msgspec.MsgspecError as error:
