@@ -21,6 +21,7 @@ MODULES = (
     "cluster_answers",
     "file_answers",
     "history_answers",
+    "link_answers",
     "output_answers",
     "scheduler_answers",
     "secret_answers",

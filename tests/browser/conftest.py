@@ -22,7 +22,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     # No name is ever looked up: what is not on this machine cannot be reached.
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost, EXCLUDE *.localhost",
 ]
 TELL_VIOLATIONS = (
     "document.addEventListener('securitypolicyviolation',"

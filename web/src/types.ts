@@ -27,6 +27,7 @@ export type {
   NewToken,
   NodeList,
   OutputAnswer as OutputPlace,
+  PortLink,
   QuotaEffect,
   QueueEntry,
   QueuePage,

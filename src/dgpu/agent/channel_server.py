@@ -19,7 +19,7 @@ from dgpu.agent.port_channel import PortChannel, RunPorts
 from dgpu.core.model.ids import NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
-MAX_CHANNELS = 128  # of one node
+MAX_CHANNELS = 512  # of one node
 _READ_BYTES = 64 * 1024
 
 

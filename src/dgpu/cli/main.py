@@ -46,6 +46,7 @@ VERBS = {
     "attach": Verb("Attach to the terminal of a task that run -it started."),
     "exec": Verb("Run a command inside a running task."),
     "forward": Verb("Reach TCP ports of a running task from this machine."),
+    "link": Verb("A link that opens a port of a running task in a browser."),
     "jupyter": Verb("JupyterLab on a GPU.", describes=True),
     "ps": Verb("List tasks: where they run, or why they wait.", watches=True),
     "why": Verb("Why a task waits, and what would start it sooner."),

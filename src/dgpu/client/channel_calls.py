@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dgpu.client.call import Call
 from dgpu.client.request import Request, api_path, given
 from dgpu.wire.channel_answers import OpenedChannel
+from dgpu.wire.link_answers import PortLink
 
 
 class ChannelCalls:
@@ -31,3 +32,16 @@ class ChannelCalls:
         body = given(command=argv, size=size, env=env, rank=rank, port=port)
         path = api_path("tasks", task_id, "channels")
         return Request("POST", path, OpenedChannel, body, is_repeatable=False)
+
+    @Call
+    def link(
+        self,
+        task_id: str | int,
+        port: int | None = None,
+        *,
+        path: str | None = None,
+        rank: int | None = None,
+    ) -> Request[PortLink]:
+        """A link that opens a port of a running task in a browser, once. Without a port: the task's first one."""
+        body = given(port=port, path=path, rank=rank)
+        return Request("POST", api_path("tasks", task_id, "links"), PortLink, body, is_repeatable=False)

@@ -124,6 +124,7 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
             yield Problem(path, why)
     yield from _check_join(config, parsed.get("server.grpc_address"))
     yield from _check_https(config.server)
+    yield from _check_proxy(config)
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
@@ -143,6 +144,27 @@ def _check_join(config: SchedulerConfig, grpc: Address | None) -> Iterator[Probl
         yield Problem(path, "needs server.grpc_tls: true; without it, no machine has to join")
     if not written and config.server.grpc_tls and grpc is not None and grpc.port == MAX_PORT:
         yield Problem(path, f"is needed, because no port follows {grpc.port} of server.grpc_address")
+
+
+def _check_proxy(config: SchedulerConfig) -> Iterator[Problem]:
+    from dgpu.service.proxy.names import parse_site
+
+    written, url = config.server.proxy_address, config.server.proxy_url
+    try:
+        parse_site(url, port=0, has_tls=False)
+    except ValueError as error:
+        yield Problem("server.proxy_url", str(error))
+    if written in {"", "off"}:
+        return
+    problems = list(_check_address("server.proxy_address", written, dialled=False))
+    yield from problems
+    if problems:
+        return
+    has_tls = config.server.http_tls != "none" or url.startswith("https:")
+    if why := why_exposed(parse_address(written), config.auth.mode, has_tls=has_tls):
+        yield Problem("server.proxy_address", why)
+    if written in {config.server.http_address, config.server.grpc_address} and parse_address(written).port:
+        yield Problem("server.proxy_address", "is the same as another address of this scheduler")
 
 
 def _check_https(server: Server) -> Iterator[Problem]:

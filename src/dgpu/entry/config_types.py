@@ -45,6 +45,8 @@ class Server(Section, frozen=True, kw_only=True):
     http_tls: Literal["none", "ca", "files"] = "none"  # ca: of `dgpu ca init`
     http_certificate_file: str = ""  # PEM, with the chain
     http_key_file: str = ""
+    proxy_address: str = ""  # for ports of tasks; empty: 127.0.0.1, the port after http_address; off: none
+    proxy_url: str = ""  # of the proxy for browsers, like https://*.apps.example.org
     allowed_hosts: tuple[str, ...] = ()  # names allowed in a request's Host in addition to the local ones
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dgpu.entry.alert_targets import alert_options
-from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server
+from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server, Storage
 from dgpu.entry.ha_config import shared_options
 from dgpu.entry.notify_targets import notice_options
 from dgpu.entry.oidc import oidc_options
-from dgpu.wire.address import Address, parse_address
+from dgpu.wire.address import MAX_PORT, Address, parse_address
 from dgpu.wire.isolation import Isolation
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from dgpu.core.model.quota import Quota
     from dgpu.core.model.settings import Settings
     from dgpu.core.model.tenant import Tenant
-    from dgpu.service.options import HttpTls, MachineOptions, ServiceOptions
+    from dgpu.service.content.store import ContentLimits
+    from dgpu.service.options import HttpTls, MachineOptions, ProxyOptions, ServiceOptions
 
 _DAY_MS = 86_400_000
 
@@ -113,7 +114,6 @@ def _say(line: str) -> None:
 
 
 def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) -> ServiceOptions:
-    from dgpu.service.content.store import ContentLimits
     from dgpu.service.history.audit_rows import AuditLimits
     from dgpu.service.machine.contact import AgentRules
     from dgpu.service.options import ServiceOptions
@@ -123,6 +123,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         http=parse_address(config.server.http_address),
         grpc=parse_address(config.server.grpc_address),
         http_tls=_http_tls(config.server),
+        proxy=_proxy(config.server),
         machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
         requests_per_second=config.auth.requests_per_second,
@@ -141,12 +142,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         snapshot_interval_ms=_ms(config.scheduler.snapshot_interval),
         journal_retention_bytes=_bytes(config.storage.journal_retention),
         journal_retention_ms=_age_ms(config.storage.journal_retention),
-        uploads=ContentLimits(
-            max_bytes=config.storage.upload_max_mb << 20,
-            tenant_bytes=int(config.storage.upload_tenant_gib * (1 << 30)),
-            total_bytes=_bytes(config.storage.upload_retention),
-            retention_s=_age_ms(config.storage.upload_retention) / 1_000,
-        ),
+        uploads=_uploads(config.storage),
         log_retention_bytes=_bytes(config.storage.log_retention),
         log_retention_ms=_age_ms(config.storage.log_retention),
         log_head_bytes=config.storage.log_head_bytes,
@@ -164,8 +160,20 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
     )
 
 
+def _uploads(storage: Storage) -> ContentLimits:
+    from dgpu.service.content.store import ContentLimits
+
+    return ContentLimits(
+        max_bytes=storage.upload_max_mb << 20,
+        tenant_bytes=int(storage.upload_tenant_gib * (1 << 30)),
+        total_bytes=_bytes(storage.upload_retention),
+        retention_s=_age_ms(storage.upload_retention) / 1_000,
+    )
+
+
 def _http_tls(server: Server) -> HttpTls | None:
     from dgpu.service.options import HttpTls
+    from dgpu.service.proxy.names import parse_site
 
     if server.http_tls == "none":
         return None
@@ -177,7 +185,25 @@ def _http_tls(server: Server) -> HttpTls | None:
     names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *server.allowed_hosts]
     if bound not in {"", "0.0.0.0", "::"}:  # noqa: S104 - these mean every interface, and name none
         names.append(bound)
+    if server.proxy_address != "off":
+        names.append(f"*.{parse_site(server.proxy_url, port=0, has_tls=True).domain}")
     return HttpTls(names=tuple(dict.fromkeys(names)), certificate_lifetime_s=server.certificate_seconds)
+
+
+def _proxy(server: Server) -> ProxyOptions | None:
+    from dgpu.service.options import ProxyOptions
+
+    if server.proxy_address == "off":
+        return None
+    if server.proxy_address:
+        address = parse_address(server.proxy_address)
+        return ProxyOptions(address=address, may_move=False, url=server.proxy_url)
+    beside = parse_address(server.http_address).port
+    port = beside + 1 if 0 < beside < MAX_PORT else 0
+    taken = {parse_address(server.grpc_address).port}
+    return ProxyOptions(
+        address=Address(host="127.0.0.1", port=0 if port in taken else port), url=server.proxy_url
+    )
 
 
 def _machines(server: Server) -> MachineOptions | None:

@@ -38,6 +38,14 @@ class HttpTls(msgspec.Struct, frozen=True, kw_only=True):
     certificate_lifetime_s: int = 30 * 86_400
 
 
+class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The port through which browsers reach ports of tasks."""
+
+    address: Address
+    may_move: bool = True  # to any free port, if this one is taken
+    url: str = ""  # for browsers, like https://*.apps.example.org; empty: names below localhost
+
+
 class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of the service, with the ports that were chosen."""
 
@@ -77,6 +85,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     http: Address = Address(host="127.0.0.1", port=8080)
     grpc: Address = Address(host="127.0.0.1", port=9090)
     http_tls: HttpTls | None = None
+    proxy: ProxyOptions | None = None  # None: ports of tasks are reached by dgpu forward only
     machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
     requests_per_second: float = 0  # of one principal; 0: no limit
@@ -112,6 +121,10 @@ class OptionsRefused(ValueError):  # noqa: N818 - the name states the failure
 def check_options(options: ServiceOptions) -> None:
     if why := why_exposed(options.http, options.auth_mode, has_tls=options.http_tls is not None):
         raise OptionsRefused(f"server.http_address: {why}.")
+    if options.proxy is not None:
+        why = why_exposed(options.proxy.address, options.auth_mode, has_tls=options.http_tls is not None)
+        if why and not options.proxy.url.startswith("https:"):
+            raise OptionsRefused(f"server.proxy_address: {why}.")
     if why := why_plain_text(options.grpc, options.auth_mode, has_tls=options.machines is not None):
         raise OptionsRefused(f"server.grpc_address: {why}.")
     if why := why_lease_short(options.rules.task_lease_ms, options.rules.heartbeat_timeout_ms):

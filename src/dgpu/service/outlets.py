@@ -116,7 +116,7 @@ async def http_port(
     standing: Standing | None = None,
 ) -> AsyncIterator[tuple[Backend, Access]]:
     from dgpu.service.door import opened_access
-    from dgpu.service.history.reader import History
+    from dgpu.service.proxy.port import proxy_port
     from dgpu.service.rest.app import app_of
     from dgpu.service.rest.backend import Backend
     from dgpu.service.rest.doors import Doors
@@ -125,9 +125,7 @@ async def http_port(
 
     runtime, follower = parts.runtime, parts.follower
     doors, turns = Doors(budget_of(file_limit()).http, connections), Turns()
-    history = History(
-        options.data_dir / "history.sqlite", _damage_told_to(follower), lambda: follower.seen_index > 0
-    )
+    history = _history(options, follower)
     output.look_up_with(_past_holders(history, follower, runtime.committed_index))
     async with opened_access(options, runtime) as access, expiring_content(streams.files.content, runtime):
         backend = Backend(
@@ -149,11 +147,19 @@ async def http_port(
         server = HttpServer(app_of(backend, access), doors, turns, tls)
         await server.start(listening)
         try:
-            yield backend, access
+            async with proxy_port(options.proxy, backend, access, tls):
+                yield backend, access
         finally:
             await server.stop()
             backend.board.stop()
             history.close()
+
+
+def _history(options: ServiceOptions, follower: FollowerLink) -> History:
+    from dgpu.service.history.reader import History
+
+    path = options.data_dir / "history.sqlite"
+    return History(path, _damage_told_to(follower), lambda: follower.seen_index > 0)
 
 
 def _rest_options(options: ServiceOptions, standing: Standing | None) -> RestOptions:

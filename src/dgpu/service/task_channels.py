@@ -19,7 +19,7 @@ WINDOW_BYTES = 256 * 1024
 MAX_PIECE_BYTES = 64 * 1024
 OPEN_S = 30.0
 ATTACH_S = 5.0
-MAX_CHANNELS = 128  # of one node
+MAX_CHANNELS = 512  # of one node
 
 Send = Callable[[pb.FromSchedulerChannels], None]
 
@@ -58,6 +58,11 @@ class Channel:
         self._changed = asyncio.Event()
 
     # For the holder
+
+    @property
+    def is_quiet(self) -> bool:
+        """Open, and nothing was received that the holder has not taken."""
+        return self.closed is None and not self._pieces
 
     async def receive(self) -> Piece | Closed:
         """The next piece; after the last one, why the channel has ended."""

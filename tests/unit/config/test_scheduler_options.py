@@ -10,7 +10,7 @@ from dgpu.core.model.tenant import Tenant
 from dgpu.entry.config import load_scheduler_config
 from dgpu.entry.config_types import SchedulerConfig
 from dgpu.entry.scheduler import service_options
-from dgpu.service.options import ServiceOptions
+from dgpu.service.options import ProxyOptions, ServiceOptions
 from dgpu.wire.address import Address
 
 STRICT = Quota(online_ppm=700_000, mode=QuotaMode.STRICT)
@@ -56,7 +56,9 @@ def test_the_default_configuration_is_the_services_own_default() -> None:
     reservations: who writes no configuration leaves no GPU idle.
     """
     expected = ServiceOptions(
-        data_dir=Path("/var/lib/dgpu-scheduler/state"), settings=Settings(quota=STRICT, reservations=8)
+        data_dir=Path("/var/lib/dgpu-scheduler/state"),
+        settings=Settings(quota=STRICT, reservations=8),
+        proxy=ProxyOptions(address=Address(host="127.0.0.1", port=8081)),
     )
     assert service_options(SchedulerConfig()) == expected
 

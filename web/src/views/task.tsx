@@ -14,7 +14,7 @@ import { Log } from "../task/log";
 import { Used } from "../task/used";
 import { Waits } from "../task/waits";
 import { ArrayCard } from "../tasks/card";
-import type { Retried, Task, TaskEvents } from "../types";
+import type { PortLink, Retried, Task, TaskEvents } from "../types";
 import { useAsked, useThrottled } from "../ui/asked";
 import { askBefore } from "../ui/dialog";
 import { Facts, nodeAddress, Page, ProblemBox, Skeleton, State, TaskLink, Time } from "../ui/parts";
@@ -165,6 +165,7 @@ function Details({ task }: { task: Task }) {
     [t("task.workdir"), task.workdir ? <code>{task.workdir}</code> : null],
     [t("task.env"), task.env?.length ? <span title={t("task.envNote")}>{task.env.join(", ")}</span> : null],
     [t("task.labels"), Object.entries(task.labels ?? {}).map(([name, value]) => `${name}=${value}`).join(", ") || null],
+    [t("task.ports"), task.ports?.length && task.status === "running" && may("task.enter") ? <Ports task={task} /> : null],
     [t("task.array"), task.array_id ? <span>{t("task.arrayOf", { index: task.array_index ?? 0, count: task.array_count ?? 0, id: task.array_id })}</span> : null],
     [t("task.after"), task.after?.length ? task.after.map((each) => <TaskLink key={each.task_id} id={each.task_id} />) : null],
   ];
@@ -175,6 +176,21 @@ function Details({ task }: { task: Task }) {
       </header>
       <Facts rows={rows} />
     </section>
+  );
+}
+
+/** Each opens on a host of its own: a page of a task must not share the origin of this page. */
+function Ports({ task }: { task: Task }) {
+  const open = (port: number) =>
+    void post<PortLink>(`/api/v1/tasks/${task.element_id ?? task.task_id}/links`, { port }).then((link) => window.open(link.url, "_blank", "noopener"), complain);
+  return (
+    <span class="row">
+      {(task.ports ?? []).map((port) => (
+        <button key={port} type="button" class="small" onClick={() => open(port)} title={t("task.openPort", { port })} data-testid="open-port">
+          {t("task.port", { port })}
+        </button>
+      ))}
+    </span>
   );
 }
 

@@ -28,6 +28,7 @@ OPERATIONS: Final[dict[str, Action]] = {
     "GET /api/v1/tasks/{task_id}/files/{file_path}": A.READ_OUTPUT,
     "POST /api/v1/tasks/{task_id}/channels": A.ENTER_TASK,
     "GET /api/v1/channels/{channel_id}": A.ENTER_TASK,
+    "POST /api/v1/tasks/{task_id}/links": A.ENTER_TASK,
     "DELETE /api/v1/tasks/{task_id}": A.CHANGE_TASK,
     "POST /api/v1/tasks/cancel": A.CHANGE_TASK,
     "POST /api/v1/tasks/{task_id}/hold": A.CHANGE_TASK,

@@ -107,7 +107,7 @@ class Access:
             and (cookie := cookie_of(headers))
             and (session := self.sessions.find(cookie)) is not None
         ):
-            return self._by_session(session)
+            return self.by_session(session)
         if peer.uid is not None and (trusted := self._trusted.get(peer.uid)) is not None:
             return trusted
         if (limited := self.failures.limited(peer)) is not None:
@@ -155,7 +155,7 @@ class Access:
             return self._by_owner_token
         return self._wrong_token(peer)
 
-    def _by_session(self, session: Session) -> Principal | Problem:
+    def by_session(self, session: Session) -> Principal | Problem:
         """Rights are never those of the moment of signing in: a token that was revoked ends its sessions."""
         found: Principal | Unverified | None = None
         if not self.sessions.is_over(session):
@@ -189,6 +189,9 @@ class Access:
     def now_wall_s(self) -> int:
         """By the wall clock that the scheduler shows."""
         return self.tokens.now_wall_ms() // 1_000 if self.tokens is not None else int(time.time())
+
+    def is_owner_token(self, secret: bytes) -> bool:
+        return bool(self._token) and hmac.compare_digest(secret, self._token)
 
     def end_session(self, headers: dict[bytes, bytes]) -> bool:
         """False: this request has none."""

@@ -50,6 +50,7 @@ from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import SealEnv
 
 if TYPE_CHECKING:
+    from dgpu.service.proxy.app import Proxy
     from dgpu.service.rest.past import Past
 
 
@@ -116,13 +117,14 @@ class Backend:
         self.owners = frozenset(map(user_name, (0, os.getuid())))  # they need no token
         self.vault = vault  # None: a world without secrets
         self.earlier_starts = EarlierStarts()
-        self.arrivals = 0  # uploads under way
-        self.is_rotating = False  # the key of the vault
+        self.arrivals, self.is_rotating = 0, False  # uploads under way; the key of the vault
         self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)
         self.trail = AuditTrail(runtime) if trail is None else trail
         self.feed = EventFeed(views)
-        self.alerts: AlertWatch | None = None  # None: no alerts
-        self.notice_targets: NoticeTargets | None = None  # None: a world without messages about tasks
+        # None: a world without alerts, messages about tasks, or a proxy for ports of tasks
+        self.alerts: AlertWatch | None = None
+        self.notice_targets: NoticeTargets | None = None
+        self.proxy: Proxy | None = None
         build = build_of(options.pages_dir or BUNDLE)
         self.board = Board(
             runtime,
@@ -133,9 +135,8 @@ class Backend:
             isolation=options.boundary,
         )
         self.board.count_alerts = self._count_alerts
-        self.scrapes = Scrapes(self)
+        self.scrapes, self.streams = Scrapes(self), OpenStreams()
         self.past: Past | None = None  # opened at the first request
-        self.streams = OpenStreams()
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
 

@@ -103,7 +103,7 @@ class Sessions:
 
     def open(self, who: Principal, *, seconds: int = COOKIE_SECONDS, issuer: str = "") -> str:
         """The value of a new cookie, with an id of its own. Raises SessionTooLarge."""
-        kind = _kind_of(who)
+        kind = kind_of(who)
         session = Session(
             id=secrets.token_urlsafe(_ID_BYTES),
             until_s=int(self._wall_clock()) + seconds,
@@ -128,6 +128,9 @@ class Sessions:
             return _decoder.decode(content)
         except msgspec.DecodeError:
             return None
+
+    def now_s(self) -> float:
+        return self._wall_clock()
 
     def is_over(self, session: Session) -> bool:
         return self.has_ended(session.id, session.until_s)
@@ -156,7 +159,7 @@ class Sessions:
         return hmac.new(self._key, f"{purpose} {text}".encode(), hashlib.sha256).hexdigest()
 
 
-def _kind_of(who: Principal) -> Kind:
+def kind_of(who: Principal) -> Kind:
     if who.source == "open":
         return "open"
     return "owner" if who.is_owner else "token" if who.token_id else "oidc"

@@ -1,0 +1,69 @@
+"""From the name of a host to the runs that can answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId, TenantId, task_name
+from dgpu.core.model.task import TaskStatus
+from dgpu.core.state import ClusterState
+from dgpu.service.access.principal import Principal
+from dgpu.service.access.table import Action, may
+from dgpu.service.proxy.names import ServiceHost, Target, TaskPort
+from dgpu.service.rest.origins import problem
+from dgpu.wire.answers import Problem
+
+
+class Route(NamedTuple):
+    """One run and a port of it."""
+
+    lease_id: LeaseId
+    node_id: NodeId
+    port: int
+    task_id: TaskId
+
+
+class Routes(NamedTuple):
+    choices: tuple[Route, ...]  # the best first; the next one is used if a connection fails
+    counted_as: str = ""  # the service whose requests in flight are counted
+
+
+Find = Callable[[ClusterState, Principal, Target], Routes | Problem]
+Read = Callable[[Callable[[ClusterState], Routes | Problem]], Awaitable[Routes | Problem]]
+
+
+def find(state: ClusterState, who: Principal, target: Target) -> Routes | Problem:
+    if isinstance(target, ServiceHost):
+        return _unknown(f"{target.name} of {target.tenant}")
+    return _task_route(state, who, target)
+
+
+def _task_route(state: ClusterState, who: Principal, target: TaskPort) -> Routes | Problem:
+    task = state.tasks.get(target.task_id)
+    name = task_name(target.task_id)
+    if task is None or not may_enter(who, state.shapes[task.shape_id].tenant_id):
+        return _unknown(name)
+    if task.status is not TaskStatus.RUNNING or task.allocation:
+        words = (
+            "waits and does not run yet"
+            if task.status is TaskStatus.PENDING
+            else f"has ended ({task.status})"
+        )
+        return problem(503, "not_running", "Not running", f"{name} {words}.")
+    leases = state.leases_of(task)
+    lease = state.leases[leases[target.rank]] if target.rank < len(leases) else None
+    if lease is None or lease.ended:
+        return _unknown(f"rank {target.rank} of {name}")
+    if not lease.started:
+        return problem(503, "run_not_started", "Not started", f"{name} is being started. Try again soon.")
+    return Routes((Route(lease.id, lease.node_id, target.port, task.id),))
+
+
+def may_enter(who: Principal, tenant_id: TenantId) -> bool:
+    return may(who, Action.ENTER_TASK, tenant_id)
+
+
+def _unknown(what: str) -> Problem:
+    """Also for a user without the right: the name of a host must not tell which tasks exist."""
+    return problem(404, "unknown_host", "Nothing here", f"There is no {what} that you may reach.")
