@@ -116,8 +116,13 @@ def returning(state: ClusterState) -> list[RegisterNode]:
             labels=each.labels,
             gpus=tuple(gpu for gpu in state.node_gpus(each.id) if not gpu.gone),
             held=tuple(
-                HeldLease(lease_id=lease.id, task_id=lease.task_id, running=lease.started)
-                for lease in state.node_leases(each.id)
+                HeldLease(
+                    lease_id=lease.id,
+                    task_id=lease.task_id,
+                    running=lease.started,
+                    worker_lease_id=lease.worker,
+                )
+                for lease in (*state.node_leases(each.id), *state.node_calls(each.id))
             ),
         )
         for each in state.nodes.values()

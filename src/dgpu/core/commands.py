@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpu.core.model.app import App
 from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.dependencies import Dependency
-from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId, TokenId
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.quota import QuotaMode, Reclaim
 from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
@@ -16,6 +17,7 @@ from dgpu.core.model.task import Outcome, Pool, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.wall_span import WallSpan
+from dgpu.core.model.worker import LoadedModel
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,7 @@ class SubmitTasks(Command, frozen=True, kw_only=True):
     idempotency_key: str = ""
     fingerprint: str = ""  # of the request's body: the same key with another body is refused
     met: tuple[Dependency, ...] = ()  # on tasks out of memory: the service found that they ended as required
+    apps: tuple[App, ...] = ()  # of its function calls
 
 
 class CancelTasks(Command, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0  # 0: from an agent of an earlier version, which does not report it
     nonce: str = ""  # of the epoch that granted it; empty: started by an earlier version
     cluster_id: str = ""
+    worker_lease_id: LeaseId = NO_LEASE  # of a function call
 
 
 class RegisterNode(Command, frozen=True, kw_only=True):
@@ -179,6 +183,30 @@ class ReportStarted(Command, frozen=True, kw_only=True):
     ago_ms: int = 0
 
 
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a function call returned or raised."""
+
+    result: bytes = b""
+    encoding: str = ""
+    ref: str = ""
+    size: int = 0
+    traceback: str = ""
+    ran_ms: int = 0
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    lease_id: LeaseId
+    ready: bool
+    models: tuple[LoadedModel, ...] = ()
+    down: str = ""
+
+
+class ReportWorkers(Command, frozen=True, kw_only=True):
+    """A node reports changes of its workers."""
+
+    workers: tuple[WorkerReport, ...]
+
+
 class ReportFinished(Command, frozen=True, kw_only=True):
     lease_id: LeaseId
     outcome: Outcome
@@ -189,6 +217,7 @@ class ReportFinished(Command, frozen=True, kw_only=True):
     stuck_gpus: tuple[GpuId, ...] = ()
     peak_memory_mb: int = 0  # on the GPU where it was highest; 0: unknown
     usage: AttemptUsage | None = None
+    returned: CallResult | None = None  # of a function call
 
 
 class SetQuota(Command, frozen=True, kw_only=True):

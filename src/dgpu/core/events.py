@@ -80,6 +80,7 @@ class TaskFinished(Event, frozen=True, array_like=True, tag=True):
     exit_code: int | None = None
     reason: str = ""
     error: str = ""
+    started_at: int = 0  # of a function call whose start was reported with its end
 
 
 class TaskRequeued(Event, frozen=True, array_like=True, tag=True):

@@ -43,4 +43,5 @@ def is_same_run(state: ClusterState, held: HeldLease) -> bool:
         and held.attempt in {0, state.tasks[lease.task_id].attempt}
         and held.nonce in {"", lease.nonce}
         and held.cluster_id in {"", state.cluster_id}
+        and held.worker_lease_id == lease.worker
     )

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.queue import Queue
+from dgpu.core.invariants_of_workers import check_workers
 from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
 from dgpu.core.model.ids import NO_LEASE, GpuId, TenantId
@@ -19,6 +20,7 @@ def check_invariants(state: ClusterState) -> None:
     _check_tasks(state)
     _check_leases(state)
     _check_gangs(state)
+    check_workers(state)
     _check_waiting(state)
     _check_gpus(state)
     _check_reservations(state)
@@ -74,6 +76,7 @@ def _agree(state: ClusterState, task: Task) -> bool:
     shape = state.shapes[task.shape_id]
     return (
         (lease.node_id, lease.gpu_ids) == (task.node_id, task.gpu_ids)
+        and bool(lease.worker) == bool(shape.app)
         and (len(lease.gpu_ids), lease.cpus_milli, lease.ram_mb)
         == (shape.gpus, shape.cpus_milli, shape.ram_mb)
         and (lease.started or not task.started_at)
@@ -243,6 +246,7 @@ def _indexes(state: ClusterState, *, settled: bool) -> dict[str, object]:
         "the accounts of tenants": _accounts(state),
         "the use of pools": _pools(state, ready=settled),
         "the stops that return quota": state.reclaims,
+        "the crews": state.crews.facts(),
     }
 
 

@@ -25,6 +25,7 @@ class Scope(enum.IntEnum):
     TENANT = 3  # tenant and claim; the tenant's use, limits or reservations changed, a new month began
     GUARANTEE = 4  # tenant and claim; any use, or the queue of a guaranteed tenant, changed
     OTHER = 5  # tenant, pool and demand; any change
+    WORKER = 6  # app and model of a function call; a worker of the app changed, or has a free slot
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,41 @@ class PartTooLarge(Refusal, frozen=True, kw_only=True):
     code: ClassVar[str] = "part_too_large"
     scope: ClassVar[Scope] = Scope.OTHER
     refused: Refusal
+
+
+class NoWorker(Refusal, frozen=True, kw_only=True):
+    """No worker of the call's app is ready."""
+
+    code: ClassVar[str] = "no_worker"
+    scope: ClassVar[Scope] = Scope.WORKER
+    starting: int  # workers that have a lease and are not ready
+    waiting: int  # workers that wait for a GPU
+    failures: int = 0  # workers in a row that ended before they were ready
+    error: str = ""  # of the last of them
+    eligible_at: int = 0  # no new worker before this time
+
+
+class WorkersBusy(Refusal, frozen=True, kw_only=True):
+    """Every worker of the app has as many calls as it may."""
+
+    code: ClassVar[str] = "workers_busy"
+    scope: ClassVar[Scope] = Scope.WORKER
+    workers: int
+    limit: int  # workers that the app may have
+    starting: int = 0
+    run_ms: int = 0  # how long a call takes on average
+
+
+class WaitsForWarm(Refusal, frozen=True, kw_only=True):
+    """Workers that have the model loaded are busy. Waiting for one is expected to be shorter than a load elsewhere."""
+
+    code: ClassVar[str] = "waits_for_warm"
+    scope: ClassVar[Scope] = Scope.WORKER
+    model: str
+    warm: int  # workers with the model
+    wait_ms: int  # expected
+    load_ms: int  # how long a load of the model takes
+    patience_ms: int  # from this expected wait on, an idle worker loads the model
 
 
 NO_ROOM = NoRoom()

@@ -56,6 +56,14 @@ class QueueFull(Rejection, frozen=True, kw_only=True):
     limit: int
 
 
+class TooManyApps(Rejection, frozen=True, kw_only=True):
+    """Function calls of too many different apps wait or run; the bound limits memory."""
+
+    code: ClassVar[str] = "too_many_apps"
+    apps: int
+    limit: int
+
+
 class UnknownTask(Rejection, frozen=True, kw_only=True):
     code: ClassVar[str] = "unknown_task"
     task_id: TaskId

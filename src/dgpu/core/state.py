@@ -9,6 +9,7 @@ from typing import Final
 from dgpu.core.index.account import Account, Accounts
 from dgpu.core.index.bookings import Bookings
 from dgpu.core.index.cards import status_of
+from dgpu.core.index.crews import Crews
 from dgpu.core.index.line import KnownShape
 from dgpu.core.index.queue import Queue
 from dgpu.core.index.room import STATUSES
@@ -33,7 +34,7 @@ from dgpu.core.model.tokens import Token
 from dgpu.core.model.typical import Typical
 from dgpu.core.model.usage import Meter, Usage, month_of
 from dgpu.core.model.wall_span import WallSpan, newest_span
-from dgpu.core.model.worker import LoadTime, Worker
+from dgpu.core.model.worker import LoadTime, Worker, next_idle_at
 from dgpu.core.parts import PART_NAMES, Parts
 from dgpu.core.rules.durations import time_class
 
@@ -50,7 +51,7 @@ _COPIED: Final = (
     "stirred",
 )
 NOT_COMPUTED: Final = -1  # in place of a time
-_LINKED: Final = ("accounts", "bookings", "freed", "queue", "rooms")
+_LINKED: Final = ("accounts", "bookings", "crews", "freed", "queue", "rooms")
 
 
 class ClusterState:
@@ -128,6 +129,7 @@ class ClusterState:
         twin.queue = self.queue.copy(twin.tasks, twin.accounts)
         twin.freed = {tenant_id: twin.accounts.open(tenant_id) for tenant_id in self.freed}
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
+        twin.crews = self.crews.copy()
         return twin
 
     def rebuild(self) -> None:
@@ -155,7 +157,10 @@ class ClusterState:
         for (shape_id, _), tasks in ready.items():
             self.queue.extend(self.queue.shapes[shape_id], tasks)
         heapify(self.ended)
+        self.crews.rebuild(self.tasks, self.shapes, self.leases)
         for lease in self.leases.values():
+            if lease.worker:
+                continue
             self.hold(self.queue.shapes[self.tasks[lease.task_id].shape_id], lease)
             if lease.stop_for:
                 self.reclaims[lease.id] = lease.stop_for
@@ -179,6 +184,7 @@ class ClusterState:
         self.fits_empty: dict[Demand, bool] = {}  # whether an empty node could hold the demand
         self.health_at: int | None = NOT_COMPUTED  # when time takes the next step of a GPU's health
         self.bookings = Bookings()
+        self.crews = Crews()
 
     def become(self, other: ClusterState) -> None:
         """Takes over all of `other`, which the caller must not use afterwards. Readers that hold this object continue
@@ -238,6 +244,17 @@ class ClusterState:
     def node_leases(self, node_id: NodeId) -> tuple[Lease, ...]:
         room = self.rooms.by_node.get(node_id)
         return () if room is None else tuple(self.leases[lease_id] for lease_id in sorted(room.leases))
+
+    def node_calls(self, node_id: NodeId) -> tuple[Lease, ...]:
+        """The leases of the calls that have slots of workers on this node."""
+        if not self.workers:
+            return ()
+        return tuple(
+            self.leases[call]
+            for lease in self.node_leases(node_id)
+            if lease.task_id in self.workers
+            for call in self.crews.calls_of(lease.id)
+        )
 
     def gpu_leases(self, gpu_id: GpuId) -> tuple[Lease, ...]:
         """Several if tasks share the GPU, oldest first."""
@@ -345,20 +362,28 @@ def gpu_status(state: ClusterState, gpu: Gpu) -> GpuStatus:
 
 
 def next_wake_at(state: ClusterState) -> int | None:
-    """When the next back-off ends: the service runs a pass then."""
-    return state.queue.next_eligible_at
+    """When the next back-off ends, or calls may stop waiting for a warm worker: the service runs a pass then."""
+    return _earliest(state.queue.next_eligible_at, state.crews.next_again_at)
 
 
 def next_tick_at(state: ClusterState) -> int | None:
-    """When the next allocation ends or a GPU's next health step is due: the service sends a Tick then."""
-    expiry_at, health_at = state.next_expiry_at(), state.next_health_at()
-    if expiry_at is None or health_at is None:
-        return health_at if expiry_at is None else expiry_at
-    return min(expiry_at, health_at)
+    """When the next allocation ends, a GPU's next health step is due, or a worker was idle for too long: the service
+    sends a Tick then.
+    """
+    due = _earliest(state.next_expiry_at(), state.next_health_at())
+    return _earliest(due, next_idle_at(state.workers.values(), state.settings)) if state.workers else due
+
+
+def _earliest(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def pass_due(state: ClusterState) -> bool:
     """Whether a change since the last pass could let a task start."""
     if state.dependents.broken:
         return True
-    return bool(state.queue.count and (state.queue.beds.any_awake or state.rooms.improved or state.stirred))
+    if not state.queue.count:
+        return False
+    return bool(state.queue.beds.any_awake or state.rooms.improved or state.stirred or state.crews.stirred)

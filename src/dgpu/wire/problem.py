@@ -25,6 +25,7 @@ OfLoad = (
     | r.JournalUnavailable
     | r.TooBusy
     | r.TooManyKeys
+    | r.TooManyApps
     | r.TooManyAlertRecords
     | r.HistoryBehind
 )
@@ -186,6 +187,11 @@ def _of_load(rejection: OfLoad) -> Meaning:
                 "none younger than an hour is dropped. Submit in batches (one key for up to 10,000 tasks), without a "
                 "key, or later.",
             )
+        case r.TooManyApps():
+            limit = (
+                f"Calls of {rejection.apps:,} different apps wait or run, the limit is {rejection.limit:,}."
+            )
+            return Meaning(429, "Too many apps", f"{limit} Try again when some have ended.")
         case r.TooBusy():
             return Meaning(
                 503,

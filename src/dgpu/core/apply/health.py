@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from dgpu.core.events import GpuBlamed, GpuHealthChanged, GpuRunSucceeded, TaskStopRequested
 from dgpu.core.model.health import GpuHealth, Health, lasts
-from dgpu.core.model.ids import GpuId, NodeId
+from dgpu.core.model.ids import NO_TASK, GpuId, NodeId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.node import Gpu
+from dgpu.core.rules.reclaim import RECLAIMED
 from dgpu.core.state import NOT_COMPUTED, ClusterState
 
 
@@ -65,10 +66,17 @@ def apply_run_succeeded(state: ClusterState, event: GpuRunSucceeded) -> None:
 
 def apply_stop_requested(state: ClusterState, event: TaskStopRequested) -> None:
     lease = state.leases[event.lease_id]
-    state.leases[lease.id] = replace(lease, stopping=event.reason, stop_for=event.for_task)
+    returns_quota = event.task_id not in state.workers or event.reason == RECLAIMED
+    stop_for = event.for_task if returns_quota else NO_TASK
+    state.leases[lease.id] = replace(lease, stopping=event.reason, stop_for=stop_for)
+    if lease.worker:
+        return
+    worker = state.workers.get(event.task_id)
+    if worker is not None and worker.idle_since:
+        state.workers[worker.task_id] = replace(worker, idle_since=0)
     state.hasten((lease.id,))
-    if event.for_task:
-        state.reclaims[lease.id] = event.for_task
+    if stop_for:
+        state.reclaims[lease.id] = stop_for
 
 
 def note_listed(state: ClusterState, node_id: NodeId, listed: Iterable[Gpu], at: int) -> list[Gpu]:

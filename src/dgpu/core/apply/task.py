@@ -7,6 +7,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from dgpu.core.apply.calls import (
+    add_apps,
+    free_slot,
+    give_slot,
+    note_call_ended,
+    note_call_run,
+    note_submitted,
+    note_worker_ended,
+)
 from dgpu.core.apply.dependencies import await_others, tell_dependents, wait_no_more
 from dgpu.core.apply.health import note_freed
 from dgpu.core.apply.holdings import note_released
@@ -43,6 +52,8 @@ _RUNNING: Final = TaskStatus.RUNNING
 
 def apply_submitted(state: ClusterState, event: TasksSubmitted) -> None:
     task_id = event.first_id
+    if event.apps:
+        add_apps(state, event)
     for count, spec in event.entries:
         _add_tasks(state, task_id, count, spec, event.at)
         task_id = TaskId(task_id + count)
@@ -68,6 +79,9 @@ def apply_placed(state: ClusterState, event: TaskPlaced) -> None:
     state.next_lease_id = LeaseId(event.lease_id + 1)
     state.leases[event.lease_id] = lease
     put_on(state, task, known, event, event.gpu_ids)
+    if lease.worker:
+        give_slot(state, lease)
+        return
     state.rooms.grant(lease)
     state.hold(known, lease)
 
@@ -86,6 +100,7 @@ def lease_of(event: TaskPlaced, shape: Shape, nonce: str, rank: int = 0) -> Leas
         rank=rank,
         nonce=nonce,
         expected_ms=event.expected_ms,
+        worker=event.worker,
     )
 
 
@@ -122,13 +137,20 @@ def apply_started(state: ClusterState, event: TaskStarted) -> None:
     task = state.tasks[event.task_id]
     if not task.started_at:  # in a gang, the first rank counts
         task = state.tasks[task.id] = replace(task, started_at=event.started_at)
+        if state.leases[event.lease_id].worker:
+            return
         state.hasten(state.leases_of(task))
         state.note_expiry(task)
 
 
 def apply_finished(state: ClusterState, event: TaskFinished) -> None:
     task = state.tasks[event.task_id]
+    shape = state.shapes[task.shape_id]
+    if event.started_at and not task.started_at:
+        task = replace(task, started_at=event.started_at)
     _release_all(state, task, event.at)
+    if shape.app:
+        note_call_run(state, shape.app, task, event)
     _end(
         state,
         replace(
@@ -143,7 +165,8 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
             ended_at=event.at,
         ),
     )
-    note_run(state.run_times, state.shapes[task.shape_id], state.tasks[task.id], event.at)
+    if not shape.app and not task.worker_of:
+        note_run(state.run_times, shape, state.tasks[task.id], event.at)
 
 
 def apply_measured(_state: ClusterState, _event: AttemptMeasured) -> None:
@@ -170,6 +193,8 @@ def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:
 
 def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> None:
     task = state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
+    if state.leases[task.lease_id].worker:
+        return
     state.hasten(state.leases_of(task))
 
 
@@ -252,6 +277,8 @@ def _add_tasks(state: ClusterState, first_id: TaskId, count: int, spec: TaskSpec
         shape = replace(shape, array_id=first_id, array_limit=spec.array_limit)
     known = state.know(shape)
     known.uses += count
+    if spec.worker_of or shape.app:
+        note_submitted(state, spec, first_id, count)
     begins_at = at_of_wall(state.wall, spec.begins_ms) if spec.begins_ms else 0
     delayed = begins_at > at
     tasks = new_tasks(
@@ -283,6 +310,9 @@ def _release_all(state: ClusterState, task: Task, at: int) -> None:
 
 def _release(state: ClusterState, lease_id: LeaseId, at: int) -> None:
     lease = state.leases.pop(lease_id)
+    if lease.worker:
+        free_slot(state, lease, at)
+        return
     state.rooms.release(lease)
     state.bookings.ends.forget(lease_id)
     note_freed(state, lease)
@@ -303,6 +333,10 @@ def _end(state: ClusterState, task: Task) -> None:
     heappush(state.ended, (task.ended_at, task.id))
     if state.after:
         tell_dependents(state, task)
+    if task.worker_of:
+        note_worker_ended(state, task)
+    elif app_id := state.shapes[task.shape_id].app:
+        note_call_ended(state, app_id)
 
 
 def apply_gang_placed(state: ClusterState, event: GangPlaced) -> None:

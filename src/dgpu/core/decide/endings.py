@@ -19,7 +19,14 @@ _SIGNALS: Final = {
     9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
     24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-_OWN_FAILURES: Final = {Outcome.EXITED, Outcome.SIGNALED, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY}
+_OWN_FAILURES: Final = {
+    Outcome.EXITED,
+    Outcome.SIGNALED,
+    Outcome.TIMEOUT,
+    Outcome.OUT_OF_MEMORY,
+    Outcome.RAISED,
+    Outcome.CANNOT_ENCODE,
+}
 _MAX_DOUBLINGS: Final = 32  # keeps the number small; the limit of the delay is reached first
 
 
@@ -184,6 +191,10 @@ def in_words(task: Task, report: ReportFinished) -> str:
             words = "the node failed"
         case Outcome.OUT_OF_MEMORY:
             words = "ran out of GPU memory"
+        case Outcome.RAISED:
+            words = "raised an exception"
+        case Outcome.CANNOT_ENCODE:
+            words = "its result cannot be returned"
     return f"{words}: {report.error}" if report.error else words
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dgpu.core.commands import ReportFinished, ReportStarted
+from dgpu.core.decide.calls import blameless, with_result
 from dgpu.core.decide.endings import end_attempt
 from dgpu.core.decide.health import GPU_FAULT, after_failure, after_success, stopped_for_card, told_to_tasks
 from dgpu.core.decision import Decision
@@ -40,6 +41,9 @@ def decide_finished(state: ClusterState, command: ReportFinished) -> Decision:
     if lease is None or lease.ended:
         return StaleLease(lease_id=command.lease_id)
     task = state.tasks[lease.task_id]
+    if lease.worker:
+        command = blameless(state, lease, command)
+        return with_result(state, end_attempt(state, task, lease, command), command)
     if command.usage is not None:
         measured = AttemptMeasured(at=command.at, task_id=task.id, lease_id=lease.id, usage=command.usage)
         return (measured, *_ended(state, task, lease, command))

@@ -16,6 +16,7 @@ from typing import Final
 
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import RunPass
+from dgpu.core.decide.calls import failed_calls, submit_workers, surplus_workers
 from dgpu.core.decide.learning import typical_due
 from dgpu.core.decide.orders import end_broken
 from dgpu.core.decide.time import PORTION
@@ -26,14 +27,17 @@ from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.line import Line
 from dgpu.core.index.room import Room
 from dgpu.core.model.ids import NO_TASK, TaskId
+from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Pool
-from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope
+from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope, WaitsForWarm
 from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
 from dgpu.core.rules.admission import admit, free_milli, guarantees, has_quota, lines_of, pool_quota
+from dgpu.core.rules.giving import gives_way
 from dgpu.core.rules.overtaken import overtaken
-from dgpu.core.rules.place import claim_of_spots, granted, place
+from dgpu.core.rules.place import claim_of_spots, granted, granted_slot, place
 from dgpu.core.rules.reclaim import stops_due
 from dgpu.core.rules.reservations import keep_reservations, reserve, slot_level
+from dgpu.core.rules.workers import find_worker, look_again
 from dgpu.core.state import ClusterState
 
 _POOLS: Final = tuple(Pool)
@@ -65,6 +69,9 @@ class Pass:
             line = state.queue.beds.first_awake(slot_level(state, at), state.rooms.idle_milli)
             if line is None:
                 self._apply(stops_due(state, at))
+                if state.workers:
+                    self._apply(surplus_workers(state, at))
+                    self._apply(tuple(gives_way(state, at)))
                 break
             refusal = self._try(line)
             if refusal is None:
@@ -105,6 +112,8 @@ class Pass:
 
     def _try_task(self, line: Line, task_id: TaskId) -> Refusal | None:
         state, at = self.state, self.at
+        if line.shape.app:
+            return self._try_call(line, task_id)
         access = access_of(state, line, task_id, at)
         refusal = admit(state, line, line.claim, access)
         if refusal is not None:
@@ -121,6 +130,19 @@ class Pass:
             return self._try_task(line, task_id)
         self._apply(granted(state, task_id, spots, at))
         return None
+
+    def _try_call(self, line: Line, task_id: TaskId) -> Refusal | None:
+        """A function call gets a slot of a worker. If it gets none, its app may get another worker."""
+        state, at = self.state, self.at
+        found = find_worker(state, line, at)
+        if isinstance(found, Lease):
+            self._apply((granted_slot(state, task_id, found, at),))
+            return None
+        if isinstance(found, WaitsForWarm):
+            look_again(state, line, found, at)
+        else:
+            self._apply(submit_workers(state, line, at))
+        return found
 
     def _protect(self, line: Line) -> bool:
         """A task is about to start. Lines before it in order that wait for the quota of its pool or tenant reserve that
@@ -139,6 +161,11 @@ class Pass:
         if queue.back_off:
             queue.advance(self.at)
         self._apply(typical_due(state, self.at))
+        if state.apps:
+            state.crews.advance(self.at)
+            for failed in failed_calls(state, self.at):
+                self._apply((failed,))
+            self._apply(surplus_workers(state, self.at))
         if self.full:
             queue.beds.wake_all()
 
@@ -181,6 +208,8 @@ def wake(state: ClusterState, at: int) -> None:
     queue, rooms = state.queue, state.rooms
     queue.reorder()
     settle_pools(state)
+    if state.apps:
+        _wake_for_workers(state)
     if rooms.improved:
         for room in rooms.improved.values():
             queue.beds.wake_for_room(room, _passable(state, room, at))
@@ -191,6 +220,19 @@ def wake(state: ClusterState, at: int) -> None:
     state.stirred = False
     queue.beds.wake_for_slot(slot_level(state, at))
     _wake_for_less(state, at)
+
+
+def _wake_for_workers(state: ClusterState) -> None:
+    """Calls may get a slot. The node of a worker may take calls again."""
+    crews, workers = state.crews, state.workers
+    for room in state.rooms.improved.values() if workers else ():
+        for lease_id in room.leases:
+            worker = workers.get(state.leases[lease_id].task_id)
+            if worker is not None:
+                crews.stir(worker.app_id)
+    for app_id in crews.stirred:
+        state.queue.beds.wake_for_workers(app_id)
+    crews.stirred.clear()
 
 
 def _passable(state: ClusterState, room: Room, at: int) -> Passable:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from dgpu.core.commands import SubmitTasks
+from dgpu.core.decide.apps import new_apps
 from dgpu.core.decide.credentials import refused_by_secrets
 from dgpu.core.decide.quota import new_tenants, refused_by_number, refused_by_quota
 from dgpu.core.decision import Decision
@@ -18,7 +19,7 @@ from dgpu.core.model.dependencies import ANY_INDEX, MAX_EDGES, Dependency, When,
 from dgpu.core.model.idempotency import is_same_body, tenant_of
 from dgpu.core.model.ids import TaskId, TenantId
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Pool, Restart, TaskSpec
+from dgpu.core.model.task import Pool, Restart, Shape, TaskSpec
 from dgpu.core.rejections import (
     AlreadySubmitted,
     DependencyForgotten,
@@ -58,6 +59,9 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
     refusal = refused_by_number(state, entries) if state.tenants else None
     if refusal is not None:
         return refusal
+    apps = new_apps(state, command, entries)
+    if isinstance(apps, Rejection):
+        return apps
     return (
         TasksSubmitted(
             at=command.at,
@@ -65,6 +69,7 @@ def decide_submit(state: ClusterState, command: SubmitTasks) -> Decision:
             entries=tuple(entries),
             idempotency_key=command.idempotency_key,
             fingerprint=command.fingerprint,
+            apps=apps,
         ),
         *created,
     )
@@ -88,8 +93,9 @@ def _accepted(
             entry=entry, timeout_ms=spec.timeout_ms or 0, max_timeout_ms=state.settings.max_timeout_ms
         )
     # While no node has registered, the future nodes are unknown: the task waits.
-    refused = never_fits(state, demand_of(spec.shape), entry) if state.nodes else None
-    refusal = refused or refused_by_quota(state, spec.shape, entry) or refused_by_secrets(state, spec, entry)
+    refused = never_fits(state, demand_of(_held_shape(command, spec)), entry) if state.nodes else None
+    held = _held_shape(command, spec)
+    refusal = refused or refused_by_quota(state, held, entry) or refused_by_secrets(state, spec, entry)
     if refusal is not None:
         return refusal
     if spec.timeout_ms != timeout_ms:
@@ -102,6 +108,13 @@ def _accepted(
             return left
         spec = replace(spec, after=left)
     return spec
+
+
+def _held_shape(command: SubmitTasks, spec: TaskSpec) -> Shape:
+    """The shape that must fit: of the task, or of the workers of a function call."""
+    if not spec.shape.app:
+        return spec.shape
+    return next((app.spec.shape for app in command.apps if app.id == spec.shape.app), spec.shape)
 
 
 def is_history_behind(state: ClusterState) -> bool:

@@ -9,6 +9,7 @@ from dgpu.core import commands
 from dgpu.core.commands import Command, RunPass
 from dgpu.core.decide.alerts import decide_keep_alerts
 from dgpu.core.decide.audit import audited, decide_record_audit
+from dgpu.core.decide.calls import decide_workers, with_calls
 from dgpu.core.decide.credentials import (
     decide_create_token,
     decide_delete_secret,
@@ -43,6 +44,8 @@ from dgpu.core.wall_clock import decide_wall_clock
 def decide(state: ClusterState, command: Command) -> Decision:
     """Changes no state. RunPass is decided on a fork, because each grant changes the room for the next one."""
     decision = DECIDERS[type(command)](state, command)
+    if state.workers and not isinstance(decision, Rejection):
+        decision = with_calls(state, decision)
     if command.audit is None or isinstance(decision, Rejection):
         return decision
     return (*decision, audited(state, command.audit, decision, command.at))
@@ -72,6 +75,7 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.RemoveNode: decide_remove,
     commands.ReportStarted: decide_started,
     commands.ReportFinished: decide_end,
+    commands.ReportWorkers: decide_workers,
     commands.SetQuota: decide_set_quota,
     commands.SetTenant: decide_set_tenant,
     commands.RemoveTenant: decide_remove_tenant,

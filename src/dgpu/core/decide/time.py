@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Final
 
 from dgpu.core.commands import BeginEpoch, Tick
+from dgpu.core.decide.calls import idle_workers
 from dgpu.core.decide.endings import time_over
 from dgpu.core.decide.health import due_steps
 from dgpu.core.decide.quota import charge_due
@@ -60,6 +61,8 @@ def _no_pass_before(state: ClusterState, command: BeginEpoch) -> int:
 def decide_tick(state: ClusterState, command: Tick) -> Decision:
     events: list[Event] = [time_over(task, command.at) for task in islice(state.expired(command.at), PORTION)]
     events += islice(due_steps(state, command.at), PORTION)
+    if state.workers:
+        events += idle_workers(state, command.at)
     return (
         *charge_due(state, command.at),
         *events,

@@ -26,7 +26,8 @@ _POOL: Final = Scope.POOL
 _TENANT: Final = Scope.TENANT
 _GUARANTEE: Final = Scope.GUARANTEE
 _OTHER: Final = Scope.OTHER
-_OF_ONE: Final = (_POOL, _TENANT)
+_WORKER: Final = Scope.WORKER
+_OF_ONE: Final = (_POOL, _TENANT, _WORKER)
 # In place of the level that a task must exceed to take a reservation slot.
 FREE_SLOT: Final = -(1 << 62)  # a slot is free
 NO_SLOT: Final = 1 << 62
@@ -167,7 +168,7 @@ class Beds:
 
     def _is_refused(self, line: Line) -> bool:
         """A line before it with the same demand was refused: this line joins its bed, to be tried if that is open."""
-        bed = self._beds.get(room_key(line))
+        bed = None if line.shape.app else self._beds.get(room_key(line))
         if bed is None or line.listed is None or line.listed < bed.refused:
             return False  # it may pass reservations that the refused line may not
         self._move(line, bed)
@@ -218,6 +219,11 @@ class Beds:
     def wake_for_tenant(self, account: Account) -> None:
         """The tenant uses less, or its limits changed."""
         for bed in self.of(_TENANT, account.tenant_id):
+            self.wake(bed)
+
+    def wake_for_workers(self, app_id: str) -> None:
+        """A worker of the app changed, or has a free slot."""
+        for bed in self.of(_WORKER, app_id):
             self.wake(bed)
 
     def wake_others(self) -> None:
@@ -277,6 +283,8 @@ def bed_key(line: Line, refusal: Refusal) -> BedKey:
     scope, claim = refusal.scope, line.claim
     if scope is _ROOM:
         return room_key(line)
+    if scope is _WORKER:
+        return (scope, line.shape.app, line.shape.model)
     own = line.known.shape_id if line.reserved else 0
     if scope is _POOL:
         return (scope, line.pool.pool, claim.milli, line.lasts_ms, own)

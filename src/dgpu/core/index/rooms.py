@@ -79,6 +79,8 @@ class Rooms:
 
     def rebuild(self) -> None:
         for lease_id, lease in self._leases.items():
+            if lease.worker:
+                continue  # its worker holds the GPUs
             self._room(lease.node_id).leases[lease_id] = None
             for gpu_id in lease.gpu_ids:
                 self.holders[gpu_id] = (*self.holders.get(gpu_id, ()), lease_id)

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskSpec
 
 DEFAULT_MAX_WORKERS: Final = 8
@@ -27,3 +28,8 @@ class App(
     eligible_at: int = 0  # no new worker before this time
     runs: int = 0  # calls that ended and count for `run_us`, up to a limit
     run_us: int = 0  # how long a call takes: an average that follows changes
+
+
+def back_off_ms(settings: Settings, failures: int) -> int:
+    """After this many failed workers in a row."""
+    return min(settings.max_retry_delay_ms, settings.retry_delay_ms << min(failures - 1, 32))

@@ -61,3 +61,4 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     max_keys: int = 1_000_000  # idempotency keys stored at once, about 170 bytes each in two processes
     max_tenant_keys: int = 500_000  # the same for each tenant
     share_enforcement: str = "report"  # or kill: for a task that exceeds its reservation on a shared GPU
+    worker_idle_ms: int = 600_000  # a worker without calls is stopped after this time

@@ -77,6 +77,8 @@ class Outcome(enum.StrEnum):
     CANNOT_START = "cannot_start"  # the task's own fault: no such command, no such directory
     NODE_FAULT = "node_fault"  # the node's fault: keeper gone, disk full, out of processes
     OUT_OF_MEMORY = "out_of_memory"  # on a GPU: reported at its end, or it exceeded its share
+    RAISED = "raised"  # a function call: an exception
+    CANNOT_ENCODE = "cannot_encode"  # a function call: its result is no JSON or msgpack, or is too large
 
 
 class Shape(

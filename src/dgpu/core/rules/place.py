@@ -11,6 +11,7 @@ from dgpu.core.index.line import Claim, Line
 from dgpu.core.index.room import Room, whole
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.core.model.lease import Lease
 from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
 from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
 from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
@@ -164,3 +165,16 @@ def granted(state: ClusterState, task_id: TaskId, spots: Sequence[Spot], at: int
         return (placed,)
     started = [TaskStarted(at=at, task_id=task_id, lease_id=rank.lease_id, started_at=at) for rank in ranks]
     return (placed, *started)
+
+
+def granted_slot(state: ClusterState, task_id: TaskId, worker: Lease, at: int) -> TaskPlaced:
+    """The lease of a function call: no GPUs of its own."""
+    return TaskPlaced(
+        at=at,
+        task_id=task_id,
+        lease_id=state.next_lease_id,
+        attempt=state.tasks[task_id].attempt + 1,
+        node_id=worker.node_id,
+        gpu_ids=(),
+        worker=worker.id,
+    )

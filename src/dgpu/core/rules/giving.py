@@ -1,0 +1,195 @@
+"""Idle workers give way: those that are stopped so that a waiting task gets their GPUs, quota or limits.
+
+A worker is idle if no call has a slot of it. It is told to leave; the task gets the GPU when the end is reported, after
+the GPU's memory was seen to be free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Final
+
+from dgpu.core.events import TaskStopRequested
+from dgpu.core.index.account import Account, PoolUse
+from dgpu.core.index.line import Line
+from dgpu.core.index.room import Room
+from dgpu.core.model.ids import LeaseId, TaskId, task_name
+from dgpu.core.model.lease import Lease
+from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.refusals import Scope
+from dgpu.core.rules.admission import free_milli, tenant_running
+from dgpu.core.rules.durations import NEVER
+from dgpu.core.rules.openings import Cluster, opening
+from dgpu.core.state import ClusterState
+
+GAVE_WAY: Final = "gave_way"
+MAX_HELPED: Final = 64  # waiting lines in one pass
+_SCOPES: Final = (Scope.ROOM, Scope.POOL, Scope.TENANT)
+
+
+class _WithoutIdle(Cluster):
+    """The cluster if some leases were gone, and all others stayed for ever."""
+
+    def __init__(self, state: ClusterState, at: int, gone: Container[LeaseId]) -> None:
+        super().__init__(state, at)
+        self._gone = gone
+
+    def ends_at(self, lease_id: LeaseId) -> int:
+        return 0 if lease_id in self._gone else NEVER
+
+
+def gives_way(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
+    """Serves the first waiting lines in order. Workers that leave already count first."""
+    idle, leaving = _idle(state), _leaving(state)
+    if not idle:
+        return
+    for line, scope in _waiting(state):
+        if not idle:
+            return
+        own = state.tasks[line.head].worker_of
+        usable = {
+            lease_id: lease
+            for lease_id, lease in idle.items()
+            if not own or state.tasks[lease.task_id].worker_of != own
+        }
+        if scope is Scope.ROOM:
+            victims = _for_room(state, line, usable, leaving, at)
+        else:
+            victims = _for_quota(state, line, scope, usable, leaving)
+        for lease in victims:
+            del idle[lease.id]
+            yield TaskStopRequested(
+                at=at,
+                task_id=lease.task_id,
+                lease_id=lease.id,
+                reason=GAVE_WAY,
+                error=f"idle, and {task_name(line.head)} waits",
+                for_task=line.head,
+            )
+
+
+def _idle(state: ClusterState) -> dict[LeaseId, Lease]:
+    """Leases of idle workers, the one that has been idle the longest first."""
+    workers = sorted(
+        (worker.idle_since, worker.task_id) for worker in state.workers.values() if worker.idle_since
+    )
+    leases = [state.leases[state.tasks[task_id].lease_id] for _, task_id in workers]
+    return {lease.id: lease for lease in leases}
+
+
+def _leaving(state: ClusterState) -> dict[LeaseId, Lease]:
+    found: dict[LeaseId, Lease] = {}
+    for task_id in state.workers:
+        lease = state.leases.get(state.tasks[task_id].lease_id)
+        if lease is not None and (lease.stopping or state.tasks[task_id].cancelling):
+            found[lease.id] = lease
+    return found
+
+
+def _waiting(state: ClusterState) -> list[tuple[Line, Scope]]:
+    """The first line of each bed that waits for something that a worker may hold, in order."""
+    found: list[tuple[tuple[int, ...], Line, Scope]] = []
+    for bed in state.queue.beds.all():
+        scope = bed.key[0]
+        if scope not in _SCOPES:
+            continue
+        for line in bed.lines:
+            turn = line.turn()
+            if turn is not None:
+                found.append((turn, line, scope))
+    found.sort(key=lambda each: each[0])
+    return [(line, scope) for _, line, scope in found[:MAX_HELPED]]
+
+
+# GPUs
+
+
+def _for_room(
+    state: ClusterState, line: Line, idle: dict[LeaseId, Lease], leaving: dict[LeaseId, Lease], at: int
+) -> list[Lease]:
+    """The idle workers to stop; none if the workers that leave are enough, or all of the idle ones are not."""
+    enough = _rooms_for(state, line, _WithoutIdle(state, at, leaving), leaving)
+    if len(enough) >= line.demand.nodes:
+        for room in enough[: line.demand.nodes]:
+            for lease_id in [each for each in leaving if leaving[each].node_id == room.node_id]:
+                del leaving[lease_id]  # promised to this line
+        return []
+    cluster = _WithoutIdle(state, at, {**leaving, **idle})
+    found: list[tuple[int, list[Lease]]] = []
+    for room in _rooms_for(state, line, cluster, {**leaving, **idle}):
+        made = opening(room, line.demand, cluster)
+        gpu_ids = set() if made is None else set(made.gpu_ids)
+        here = [lease for lease in idle.values() if lease.node_id == room.node_id]
+        victims = [lease for lease in here if gpu_ids.intersection(lease.gpu_ids)]
+        if victims and _is_short_of_host(room, line):
+            victims = here
+        found.append((len(victims), victims))
+    if len(found) < line.demand.nodes:
+        return []
+    found.sort(key=lambda each: each[0])
+    return [lease for _, victims in found[: line.demand.nodes] for lease in victims]
+
+
+def _rooms_for(state: ClusterState, line: Line, cluster: Cluster, gone: dict[LeaseId, Lease]) -> list[Room]:
+    """Nodes with room for the line if these leases were gone. For a single node, only the nodes of the leases."""
+    node_ids = dict.fromkeys(lease.node_id for lease in gone.values())
+    if line.demand.nodes > 1:
+        node_ids = dict.fromkeys(state.rooms.by_node)
+    found: list[Room] = []
+    for node_id in node_ids:
+        room = state.rooms.by_node[node_id]
+        made = opening(room, line.demand, cluster)
+        if made is not None and made.at == 0:
+            found.append(room)
+    return found
+
+
+def _is_short_of_host(room: Room, line: Line) -> bool:
+    demand = line.demand
+    return demand.cpus_milli > room.cpus_free_milli or demand.ram_mb > room.ram_free_mb
+
+
+# quota and limits
+
+
+def _for_quota(
+    state: ClusterState,
+    line: Line,
+    scope: Scope,
+    idle: dict[LeaseId, Lease],
+    leaving: dict[LeaseId, Lease],
+) -> list[Lease]:
+    """The workers of the pool or tenant that have been idle the longest, as many as needed."""
+    holder: PoolUse | Account = line.pool if scope is Scope.POOL else line.account
+    milli, memory_mb, tasks = _short(state, line, scope)
+    victims: list[Lease] = []
+    for lease in (*leaving.values(), *idle.values()):
+        if milli <= 0 and memory_mb <= 0 and tasks <= 0:
+            break
+        if not _belongs(state, lease.task_id, holder):
+            continue
+        milli -= lease.gpu_milli
+        memory_mb -= lease.gpu_memory_mb * len(lease.gpu_ids)
+        tasks -= 1
+        if lease.id in idle:
+            victims.append(lease)
+    return victims if milli <= 0 and memory_mb <= 0 and tasks <= 0 else []
+
+
+def _short(state: ClusterState, line: Line, scope: Scope) -> tuple[int, int, int]:
+    """Quota, GPU memory and running tasks that are missing for the line."""
+    claim, account = line.claim, line.account
+    if scope is Scope.POOL:
+        return claim.milli - free_milli(state, line.pool), 0, 0
+    tenant = account.tenant
+    if tenant is None:
+        return 0, 0, 0
+    milli = 0 if tenant.max_gpus is None else account.milli + claim.milli - tenant.max_gpus * WHOLE_MILLI
+    limit_mb = tenant.max_gpu_memory_mb
+    memory_mb = 0 if limit_mb is None else account.memory_mb + claim.memory_mb - limit_mb
+    return milli, memory_mb, int(tenant_running(account) is not None)
+
+
+def _belongs(state: ClusterState, task_id: TaskId, holder: PoolUse | Account) -> bool:
+    known = state.queue.shapes[state.tasks[task_id].shape_id]
+    return known.pool is holder or known.account is holder

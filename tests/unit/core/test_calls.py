@@ -1,0 +1,150 @@
+"""Function calls: slots of warm workers."""
+
+from __future__ import annotations
+
+from building import cluster, do, finished, node, run_pass, task
+from building.calls import app, call, ready, returned, with_workers
+from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
+from dgpu.core.events import CallReturned, TaskFinished, TaskStopRequested
+from dgpu.core.invariants import check_invariants
+from dgpu.core.model.task import Outcome, TaskStatus
+
+
+def test_a_call_starts_a_worker_and_then_has_a_slot_of_it() -> None:
+    """submit, worker, ready, slot, result."""
+    state = cluster(node("n1"), call())
+    assert run_pass(state) == [2], "the worker, which the pass submitted"
+    assert state.tasks[2].worker_of == "job"
+    assert state.tasks[1].status is TaskStatus.PENDING
+    ready(state, 1)
+    assert state.workers[2].idle_since == state.last_at
+    assert run_pass(state) == [1]
+    slot = state.leases[state.tasks[1].lease_id]
+    assert (slot.worker, slot.gpu_ids, slot.node_id) == (1, (), "n1")
+    assert state.workers[2].idle_since == 0
+    check_invariants(state)
+    *_, result, end = do(state, returned(slot.id, ran_ms=0))
+    assert isinstance(result, CallReturned)
+    assert isinstance(end, TaskFinished)
+    assert (result.task_id, result.result, result.encoding) == (1, b"\xc0", "msgpack")
+    assert (state.tasks[1].status, state.tasks[1].exit_code) == (TaskStatus.SUCCESS, 0)
+    assert state.workers[2].idle_since == state.last_at
+    check_invariants(state)
+
+
+def test_the_worker_is_charged_and_its_calls_are_not() -> None:
+    state = with_workers(cluster(node("n1"), call(app(tenant="lab"))))
+    run_pass(state)
+    account = state.accounts.by_tenant["lab"]
+    assert (account.running, account.milli) == (1, 1_000)
+
+
+def test_workers_are_as_many_as_calls_wait_up_to_the_limit() -> None:
+    state = cluster(node("n1", gpus=4), call(app(max_workers=3), count=10))
+    assert run_pass(state) == [11, 12, 13]
+
+
+def test_short_calls_queue_at_a_worker_and_long_ones_do_not() -> None:
+    state = with_workers(cluster(node("n1"), call(app(max_workers=1), count=100)))
+    assert run_pass(state) == [1], "nothing is known yet"
+    do(state, returned(2, ran_ms=1))
+    assert len(run_pass(state)) == 64
+    slow = with_workers(cluster(node("n1"), call(app(max_workers=1), count=9)))
+    run_pass(slow)
+    do(slow, ReportStarted(lease_id=2))
+    do(slow, returned(2), at=slow.last_at + 60_000)
+    assert len(run_pass(slow)) == 1
+
+
+def test_calls_of_a_worker_that_ended_wait_again() -> None:
+    state = with_workers(cluster(node("n1"), call(count=2)))
+    run_pass(state)
+    do(state, ReportStarted(lease_id=2))
+    do(state, finished(1, outcome=Outcome.SIGNALED, signal=9))
+    assert state.tasks[3].status is TaskStatus.FAILED
+    assert (state.tasks[1].status, state.tasks[1].retries, state.tasks[1].reason) == (
+        TaskStatus.PENDING,
+        1,
+        "worker_lost",
+    )
+    check_invariants(state)
+
+
+def test_calls_fail_with_the_error_of_their_workers_after_three_of_them() -> None:
+    state = cluster(node("n1"), call(count=2))
+    at = state.last_at
+    for number in range(3):
+        at += 60_000
+        (worker,) = run_pass(state, at=at)
+        lease_id = state.tasks[worker].lease_id
+        end = finished(lease_id, 1, error=f"no module named job ({number})")
+        do(state, end, at=at + 1)
+    run_pass(state, at=at + 2)
+    assert [state.tasks[each].status for each in (1, 2)] == [TaskStatus.FAILED] * 2
+    assert state.tasks[1].reason == "no_worker"
+    assert "no module named job (2)" in state.tasks[1].error
+    assert not state.apps
+    check_invariants(state)
+
+
+def test_a_failed_worker_is_replaced_after_a_back_off() -> None:
+    state = cluster(node("n1"), call())
+    run_pass(state)
+    do(state, finished(1, 1))
+    assert run_pass(state) == []
+    again_at = state.crews.next_again_at
+    assert again_at == state.last_at + 1_000
+    assert run_pass(state, at=again_at) == [3]
+
+
+def test_an_idle_worker_gives_way_to_a_task_that_needs_its_gpu() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, returned(2))
+    do(state, task())
+    events = do(state, RunPass())
+    (stop,) = [event for event in events if isinstance(event, TaskStopRequested)]
+    assert (stop.task_id, stop.reason, stop.for_task) == (2, "gave_way", 3)
+    assert not [event for event in do(state, RunPass(full=True)) if isinstance(event, TaskStopRequested)]
+    do(state, finished(1, outcome=Outcome.STOPPED))
+    assert (state.tasks[2].status, state.tasks[2].reason) == (TaskStatus.SUCCESS, "gave_way")
+    assert run_pass(state) == [3]
+    assert not state.apps
+    check_invariants(state)
+
+
+def test_a_busy_worker_does_not_give_way() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, task())
+    assert not [event for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
+
+
+def test_tenants_never_share_a_worker() -> None:
+    state = with_workers(cluster(node("n1", gpus=2), call(app("a", tenant="a"))))
+    run_pass(state)
+    do(state, returned(2))
+    do(state, call(app("b", tenant="b")))
+    run_pass(state)
+    assert [worker.app_id for worker in state.workers.values()] == ["a", "b"]
+    check_invariants(state)
+
+
+def test_a_cancelled_call_ends_and_its_worker_stays() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, CancelTasks(task_ids=(1,)))
+    do(state, returned(2, Outcome.STOPPED))
+    assert state.tasks[1].status is TaskStatus.CANCELLED
+    assert state.workers[2].ready
+    check_invariants(state)
+
+
+def test_a_worker_that_waits_for_a_gpu_goes_with_its_last_call() -> None:
+    state = cluster(node("n1"), task(), call())
+    run_pass(state)
+    do(state, CancelTasks(task_ids=(2,)))
+    run_pass(state)
+    assert state.tasks[3].status is TaskStatus.CANCELLED
+    assert not state.apps
+    check_invariants(state)
