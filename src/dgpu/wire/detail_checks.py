@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dgpu.core.model.task import WHOLE_MILLI
+
+_ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
+
 
 def clash_of(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> tuple[str, str] | None:
     """The field that does not fit to the others, and why."""
@@ -43,3 +47,22 @@ def _no_terminal(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> 
     if nodes != 1:
         return "A task over several nodes has no terminal; leave out terminal, or use one node."
     return "An allocation runs nothing and has no terminal." if allocation else ""
+
+
+def sharing_misfit(values: Mapping[str, Any], detail: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Rules between fields. A share below 1 implies shared."""
+    share = values.get("share_milli", WHOLE_MILLI)
+    shared = values.get("shared", share < WHOLE_MILLI)
+    if not shared:
+        return ("shared", "A gpu_share below 1 implies shared.") if share < WHOLE_MILLI else None
+    if values.get("gpus", 1) != 1 or values.get("nodes", 1) != 1:
+        return "gpu_count", "Expected 1: a shared task uses one GPU."
+    told = (
+        values.get("gpu_memory_mb") or "share_milli" in values or any(name in detail for name in _ESTIMATED)
+    )
+    if told:
+        return None
+    return (
+        "gpu_memory_mb",
+        "Required with shared: gpu_memory_mb, gpu_share, or a model_name to estimate from.",
+    )

@@ -26,7 +26,9 @@ from dgpu.core.model.task import (
 )
 from dgpu.wire import fields, grids, job_fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
-from dgpu.wire.detail_checks import clash_of
+from dgpu.wire.call_batch import batch_of_calls
+from dgpu.wire.call_specs import Apps, Call, take_call
+from dgpu.wire.detail_checks import clash_of, sharing_misfit
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
@@ -61,10 +63,15 @@ SealEnv: TypeAlias = Callable[[TenantId, dict[str, str]], str] | None
 
 
 def decode_task(
-    body: bytes, *, bare_means_allocation: bool = False, by: Submitter | None = None, seal: SealEnv = None
+    body: bytes,
+    *,
+    bare_means_allocation: bool = False,
+    by: Submitter | None = None,
+    seal: SealEnv = None,
+    apps: Apps | None = None,
 ) -> TaskSpec:
-    """One task. On the workstation API, a task without a command is an allocation."""
-    return _spec(parse_json(body), "", by, seal, bare_means_allocation=bare_means_allocation)
+    """One task. On the workstation API, a task without a command is an allocation. `apps` gets the apps of calls."""
+    return _spec(parse_json(body), "", by, seal, apps, bare_means_allocation=bare_means_allocation)
 
 
 def entry_of(spec: TaskSpec) -> tuple[int, TaskSpec]:
@@ -78,27 +85,32 @@ def task_of(raw: object, where: str | int, by: Submitter | None = None) -> TaskS
 
 
 def decode_batch(
-    body: bytes, by: Submitter | None = None, seal: SealEnv = None
+    body: bytes, by: Submitter | None = None, seal: SealEnv = None, apps: Apps | None = None
 ) -> Generator[None, None, Entries]:
-    """`{tasks: [...]}` or `{task: {...}, count: N}`. Yields between short steps, so that other work gets a turn."""
+    """`{tasks: [...]}`, `{task: {...}, count: N}` or `{task: {...}, calls: [...]}`. Yields between short steps, so that
+    other work gets a turn.
+    """
     raw = parse_json(body)
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'The body must be an object: {"tasks": [...]}.')
     if raw.keys() == {"tasks"}:
-        return (yield from _decode_list(raw["tasks"], by, seal))
+        return (yield from _decode_list(raw["tasks"], by, seal, apps))
     if raw.keys() == {"task", "count"}:
         try:
             number = fields.count(MAX_BATCH_TASKS)(raw["count"])
         except Unacceptable as bad:
             raise invalid([field_error("count", raw["count"], bad)]) from None
-        spec = _spec(raw["task"], "task", by, seal)
+        spec = _spec(raw["task"], "task", by, seal, apps)
         if spec.array:
             raise invalid([FieldError(path="task.array", detail="Leave out array or count.")])
         return ((number, spec),)
-    unknown = sorted(raw.keys() - {"tasks", "task", "count"})
+    if raw.keys() == {"task", "calls"}:
+        template = _spec(raw["task"], "task", by, seal, apps)
+        return (yield from batch_of_calls(template, raw["calls"], MAX_BATCH_TASKS, TASKS_PER_STEP))
+    unknown = sorted(raw.keys() - {"tasks", "task", "count", "calls"})
     raise BadRequest(
         "malformed_request",
-        'A batch is {"tasks": [...]} or {"task": {...}, "count": N}.',
+        'A batch is {"tasks": [...]}, {"task": {...}, "count": N} or {"task": {...}, "calls": [...]}.',
         errors=[
             FieldError(path=path[:64], detail="This field is not known here.")
             for path in unknown[:MAX_ERRORS_TOLD]
@@ -106,7 +118,9 @@ def decode_batch(
     )
 
 
-def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Generator[None, None, Entries]:
+def _decode_list(
+    tasks: object, by: Submitter | None, seal: SealEnv, apps: Apps | None
+) -> Generator[None, None, Entries]:
     if type(tasks) is not list or not tasks:
         raise BadRequest(
             "malformed_request",
@@ -123,7 +137,7 @@ def _decode_list(tasks: object, by: Submitter | None, seal: SealEnv) -> Generato
     entries: list[tuple[int, TaskSpec]] = []
     for start in range(0, len(tasks), TASKS_PER_STEP):
         step = tasks[start : start + TASKS_PER_STEP]
-        entries += [entry_of(_spec(raw, number, by, seal)) for number, raw in enumerate(step, start)]
+        entries += [entry_of(_spec(raw, number, by, seal, apps)) for number, raw in enumerate(step, start)]
         yield
     if len(entries) < (number := sum(count for count, _ in entries)) > MAX_BATCH_TASKS:
         detail = f"With their arrays these are {number:,} tasks, at most {MAX_BATCH_TASKS:,} are taken."
@@ -136,6 +150,7 @@ def _spec(
     where: str | int,
     by: Submitter | None = None,
     seal: SealEnv = None,
+    apps: Apps | None = None,
     *,
     bare_means_allocation: bool = False,
 ) -> TaskSpec:
@@ -144,10 +159,11 @@ def _spec(
     values, detail = _checked(raw, where)
     if type(raw.get("priority")) is str:
         detail["priority_named"] = True
-    if "shared" in values or "share_milli" in values:
-        _check_sharing(values, detail, where)
+    if ("shared" in values or "share_milli" in values) and (unshared := sharing_misfit(values, detail)):
+        raise invalid([FieldError(path=_path(where, unshared[0]), detail=unshared[1])])
+    call = _call_of(values, detail, where)
     allocation = values.get("allocation", False)
-    if ("command" in detail) is allocation:
+    if ("command" in detail) is allocation and call is None:
         if allocation or not bare_means_allocation:
             raise invalid([_no_command(where, allocation=allocation)])
         values["allocation"] = True
@@ -165,8 +181,11 @@ def _spec(
     if seal is not None and (env := detail.get("env")):
         detail["sealed_env"] = seal(asked.shape.tenant_id, env)
         detail["env"] = dict.fromkeys(env, "")
+    shape = asked.shape
+    if call is not None:
+        shape, detail = call.spec(shape, detail, apps)
     return TaskSpec(
-        shape=asked.shape,
+        shape=shape,
         detail=_encode_detail(detail),
         timeout_ms=asked.timeout_ms,
         max_retries=asked.max_retries,
@@ -206,30 +225,20 @@ def _checked(raw: dict[str, Any], where: str | int) -> tuple[dict[str, Any], dic
     return values, detail
 
 
+def _call_of(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> Call | None:
+    try:
+        call = take_call(values, detail)
+    except Unacceptable as bad:
+        raise invalid([field_error(_path(where, "args"), None, bad)]) from None
+    if isinstance(call, tuple):
+        raise invalid([FieldError(path=_path(where, call[0]), detail=call[1])])
+    return call
+
+
 def _attribute(values: dict[str, Any], detail: dict[str, Any], by: Submitter) -> None:
     if by.tenant:
         values.setdefault("tenant_id", by.tenant)
     detail["labels"] = {**detail.get("labels", {}), "user": by.user}
-
-
-def _check_sharing(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
-    """Rules between fields. A share below 1 implies shared."""
-    share = values.get("share_milli", WHOLE_MILLI)
-    shared = values.get("shared", share < WHOLE_MILLI)
-    if not shared:
-        if share < WHOLE_MILLI:
-            why = "A gpu_share below 1 implies shared."
-            raise invalid([FieldError(path=_path(where, "shared"), detail=why)])
-        return
-    if values.get("gpus", 1) != 1 or values.get("nodes", 1) != 1:
-        expected = "Expected 1: a shared task uses one GPU."
-        raise invalid([FieldError(path=_path(where, "gpu_count"), detail=expected)])
-    told = (
-        values.get("gpu_memory_mb") or "share_milli" in values or any(name in detail for name in _ESTIMATED)
-    )
-    if not told:
-        expected = "Required with shared: gpu_memory_mb, gpu_share, or a model_name to estimate from."
-        raise invalid([FieldError(path=_path(where, "gpu_memory_mb"), detail=expected)])
 
 
 def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:
@@ -260,7 +269,6 @@ def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str 
 
 
 _CONTAINER_NAMES = frozenset({"image", "mounts", "read_only_root", "shm_mb"})
-_ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
 
 
 class _Asked(NamedTuple):
@@ -314,9 +322,8 @@ def _asked(items: tuple[tuple[str, Any], ...]) -> _Asked:
 
 
 def _cpus_milli(values: dict[str, Any]) -> int:
-    """A command without GPUs holds one CPU unless the request sets `cpus`, where 0 means not counted.
-
-    The default is set here, at submit, so a task in an existing journal keeps its original demand.
+    """A command without GPUs holds one CPU unless the request sets `cpus`, where 0 means not counted. The default is
+    set here, at submit, so a task in an existing journal keeps its original demand.
     """
     given: int | None = values.get("cpus_milli")
     if given is not None:
@@ -374,15 +381,9 @@ def unknown_field(name: str, where: str | int, known: Iterable[str]) -> FieldErr
 
 
 def _no_command(where: str | int, *, allocation: bool) -> FieldError:
-    if allocation:
-        return FieldError(
-            path=_path(where, "command"),
-            detail="An allocation runs nothing; leave out command or allocation.",
-        )
-    return FieldError(
-        path=_path(where, "command"),
-        detail="Required: a string for the shell or a list; or set allocation to true.",
-    )
+    required = "Required: a string for the shell or a list; or an entrypoint; or set allocation to true."
+    needless = "An allocation runs nothing; leave out command or allocation."
+    return FieldError(path=_path(where, "command"), detail=needless if allocation else required)
 
 
 def field_error(path: str, value: object, bad: Unacceptable) -> FieldError:

@@ -10,6 +10,7 @@ from dgpu.core.model.gang import MAX_NODES
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.task import PRIORITY_LEVELS, Restart
 from dgpu.wire import container_fields, fields, grids, notify_fields, stop_fields, uploads
+from dgpu.wire.call_fields import CALL_FIELDS
 from dgpu.wire.fields import Check
 from dgpu.wire.file_patterns import file_pattern
 from dgpu.wire.port_fields import MAX_PORT, MAX_PORTS, ports
@@ -46,7 +47,8 @@ TASK_FIELDS: dict[str, TaskField] = {
     "command": TaskField(
         "command",
         fields.command,
-        "A string runs in the shell, a list is a program and its arguments. Required unless `allocation` is true.",
+        "A string runs in the shell, a list is a program and its arguments. Required unless `allocation` is true "
+        "or `entrypoint` is given.",
         {
             "oneOf": [
                 _TEXT,
@@ -329,14 +331,11 @@ TASK_FIELDS: dict[str, TaskField] = {
         "true: the task waits until it is released.",
         {"type": "boolean", "default": False},
     ),
-    "entrypoint": TaskField("", fields.not_yet(("",), "a function in a warm worker"), _LATER, {"const": ""}),
-    "args": TaskField(
-        "", fields.not_yet(([], {}), "arguments of a function in a warm worker"), _LATER, {"maxItems": 0}
-    ),
     "constraints": TaskField(
         "constraints",
         fields.constraints,
         'Required labels of nodes: {"zone": "a"} or ["zone=a", "disk=ssd|nvme", "rack!=7"]. `node` is the node id.',
         {"oneOf": [{"type": "object"}, {"type": "array", "items": _TEXT}]},
     ),
+    **{name: TaskField(target, check, about, schema) for name, target, check, about, schema in CALL_FIELDS},
 }

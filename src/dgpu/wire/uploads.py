@@ -19,8 +19,12 @@ MAX_UNPACKED_TIMES = 20  # an archive may not grow more than this many times; se
 _MARK = b'"upload"'  # the key in a detail, found without decoding it
 
 
+_ARGS_MARK = b'"args_ref"'
+
+
 class _Detail(msgspec.Struct, frozen=True):
     upload: str = ""
+    args_ref: str = ""
 
 
 _decode = msgspec.json.Decoder(_Detail).decode
@@ -29,6 +33,11 @@ _decode = msgspec.json.Decoder(_Detail).decode
 def upload_of(detail: bytes) -> str:
     """The upload of a task; empty: it has none."""
     return _decode(detail).upload if _MARK in detail else ""
+
+
+def args_ref_of(detail: bytes) -> str:
+    """The uploaded arguments of a function call; empty: it has none."""
+    return _decode(detail).args_ref if _ARGS_MARK in detail else ""
 
 
 def digest(value: Any) -> str:

@@ -15,7 +15,7 @@ from dgpu.core.index.rooms import Rooms
 from dgpu.core.parts import PART_NAMES
 from dgpu.core.state import ClusterState
 
-MAX_DERIVED = 30
+MAX_DERIVED = 31
 INDEXES = (Accounts, Beds, Bookings, Queue, Rooms)
 
 

@@ -252,20 +252,6 @@ def test_a_value_of_an_unknown_field_is_not_repeated() -> None:
     assert "s3cret" not in str(refusal(environment={"A": "s3cret"}).errors)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("entrypoint", "m:f"),
-        ("args", [1]),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_in_these_words(field, value) -> None:
-    refused = refusal(**{field: value})
-    assert (refused.status, refused.code) == (422, "not_supported_yet")
-    assert "Not supported yet" in refused.detail
-    assert refused.errors[0].path == field
-
-
 def test_neutral_values_of_later_features_are_taken() -> None:
     assert task(shared=False, gpu_share=1, nodes=1, after=[], image="", constraints={}) == task()
 
@@ -363,7 +349,7 @@ def test_a_batch_is_a_list_or_a_task_and_a_count() -> None:
         ({"tasks": [{"command": "x"}] * 10_001}, 413, "tasks"),
         ({"tasks": [{"command": "x"}, {"command": "x", "gpu_count": -1}]}, 400, "tasks[1].gpu_count"),
         ({"tasks": [{"command": "x"}, 5]}, 400, "tasks[1]"),
-        ({"tasks": [{"command": "x"}, {"entrypoint": "x", "command": "x"}]}, 422, "tasks[1].entrypoint"),
+        ({"tasks": [{"command": "x"}, {"entrypoint": "x", "command": "x"}]}, 400, "tasks[1].entrypoint"),
         ({"tasks": [{"command": "x"}, {"after": ["x"], "command": "x"}]}, 400, "tasks[1].after[0]"),
         ({"task": {"command": "x", "array": "0-9"}, "count": 2}, 400, "task.array"),
         ({"tasks": [{"command": "x", "array": "0-9999"}, {"command": "x"}]}, 413, None),

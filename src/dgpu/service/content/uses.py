@@ -9,18 +9,24 @@ from collections.abc import AsyncIterator
 from dgpu.core.state import ClusterState
 from dgpu.service.content.store import ContentStore, UsedContent
 from dgpu.service.loop.runtime import Runtime
-from dgpu.wire.uploads import upload_of
+from dgpu.wire.uploads import args_ref_of, upload_of
 
 EXPIRE_S = 600.0
 
 
 def used_content(state: ClusterState) -> UsedContent:
     """Further uses of the store are added here."""
-    return frozenset(
+    of_tasks = (
         (state.shapes[task.shape_id].tenant_id, digest)
         for task in state.tasks.values()
-        if not task.status.is_final and (digest := upload_of(task.detail))
+        if not task.status.is_final and (digest := upload_of(task.detail) or args_ref_of(task.detail))
     )
+    of_apps = (
+        (app.spec.shape.tenant_id, digest)
+        for app in state.apps.values()
+        if (digest := upload_of(app.spec.detail))
+    )
+    return frozenset((*of_tasks, *of_apps))
 
 
 @contextlib.asynccontextmanager

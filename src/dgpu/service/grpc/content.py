@@ -11,7 +11,7 @@ from dgpu.core.state import ClusterState
 from dgpu.service.content.store import ContentStore
 from dgpu.service.loop.runtime import Runtime
 from dgpu.wire.proto import agent_pb2 as pb
-from dgpu.wire.uploads import PIECE_BYTES, upload_of
+from dgpu.wire.uploads import PIECE_BYTES, args_ref_of, upload_of
 
 
 class NoContent(Exception):  # noqa: N818 - the name states the failure
@@ -28,7 +28,7 @@ async def content_pieces(
         if lease is None or lease.node_id != request.node_id:
             return None
         task = state.tasks[lease.task_id]
-        return state.shapes[task.shape_id].tenant_id, upload_of(task.detail)
+        return state.shapes[task.shape_id].tenant_id, upload_of(task.detail) or args_ref_of(task.detail)
 
     found = await runtime.read(look)
     if found is None or not found[1]:

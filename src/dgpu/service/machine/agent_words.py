@@ -29,8 +29,8 @@ _MAX_TEXT = 256
 _MAX_ERROR = 1_000
 _MAX_CAUSE = 32
 _MAX_DIRECTORY = 1_024
-_MAX_NUMBER = 1 << 40
-_MAX_AGO_MS = 30 * 86_400_000
+MAX_NUMBER = 1 << 40
+MAX_AGO_MS = 30 * 86_400_000
 
 _SAYS_THE_NODE = "the node says: "
 
@@ -111,6 +111,7 @@ def registration(register: pb.Register) -> RegisterNode:
                 attempt=attempt_of(held.attempt),
                 nonce=held.nonce,
                 cluster_id=held.cluster_id,
+                worker_lease_id=LeaseId(held.worker_lease_id),
             )
             for held in register.leases
         ),
@@ -151,13 +152,13 @@ def _gpu(node_id: NodeId, gpu: pb.Gpu) -> Gpu:
 
 
 def _number(value: int, name: str) -> int:
-    if value > _MAX_NUMBER:
+    if value > MAX_NUMBER:
         raise Malformed(f"{name} is too large for any machine")
     return value
 
 
 def started(report: pb.Started) -> ReportStarted:
-    return ReportStarted(lease_id=LeaseId(report.lease_id), ago_ms=min(report.ago_ms, _MAX_AGO_MS))
+    return ReportStarted(lease_id=LeaseId(report.lease_id), ago_ms=min(report.ago_ms, MAX_AGO_MS))
 
 
 def finished(report: pb.Finished) -> ReportFinished:
@@ -174,9 +175,9 @@ def finished(report: pb.Finished) -> ReportFinished:
         exit_code=report.exit_code,
         signal=min(report.signal, 255),
         error=error,
-        ago_ms=min(report.ago_ms, _MAX_AGO_MS),
+        ago_ms=min(report.ago_ms, MAX_AGO_MS),
         stuck_gpus=tuple(GpuId(uuid) for uuid in report.stuck_gpus[:_MAX_GPUS]),
-        peak_memory_mb=min(report.peak_memory_mb, _MAX_NUMBER),
+        peak_memory_mb=min(report.peak_memory_mb, MAX_NUMBER),
         usage=_usage(report),
     )
 
@@ -187,9 +188,9 @@ def _usage(report: pb.Finished) -> AttemptUsage | None:
         gpu_samples=told.gpu_samples,
         gpu_percent=min(told.gpu_percent, 100),
         gpu_percent_p95=min(told.gpu_percent_p95, 100),
-        gpu_peak_mb=min(report.peak_memory_mb, _MAX_NUMBER),
-        cpu_ms=min(told.cpu_ms, _MAX_NUMBER),
-        rss_mb=min(told.rss_mb, _MAX_NUMBER),
+        gpu_peak_mb=min(report.peak_memory_mb, MAX_NUMBER),
+        cpu_ms=min(told.cpu_ms, MAX_NUMBER),
+        rss_mb=min(told.rss_mb, MAX_NUMBER),
     )
     return None if usage == AttemptUsage() else usage
 
@@ -201,15 +202,14 @@ def sample(reading: pb.GpuSample, at: int) -> GpuSample:
     return GpuSample(
         at=at,
         utilization_percent=None if "utilization" in untold else min(reading.utilization_percent, 100),
-        memory_used_mb=min(reading.memory_used_mb, _MAX_NUMBER) if has_memory else None,
-        memory_foreign_mb=min(reading.memory_foreign_mb, _MAX_NUMBER) if has_memory else None,
+        memory_used_mb=min(reading.memory_used_mb, MAX_NUMBER) if has_memory else None,
+        memory_foreign_mb=min(reading.memory_foreign_mb, MAX_NUMBER) if has_memory else None,
         temperature_c=None if "temperature" in untold else reading.temperature_c,
         power_w=None if "power" in untold else reading.power_w,
         fault=line(reading.fault),
         fault_cause=line(reading.fault_cause, _MAX_CAUSE) if reading.fault else "",
         leases_mb=tuple(
-            (LeaseId(each.lease_id), min(each.memory_mb, _MAX_NUMBER))
-            for each in reading.leases[:_MAX_LEASES]
+            (LeaseId(each.lease_id), min(each.memory_mb, MAX_NUMBER)) for each in reading.leases[:_MAX_LEASES]
         ),
         loaded_models=tuple(line(name) for name in reading.loaded_models[:_MAX_LABELS]),
     )
@@ -235,17 +235,21 @@ def check(health: GpuHealth) -> pb.Check:
 
 
 def orders(
-    starts: Iterable[pb.Start], stops: Iterable[pb.Stop], checks: Iterable[pb.Check] = ()
+    starts: Iterable[pb.Start | pb.Call], stops: Iterable[pb.Stop], checks: Iterable[pb.Check] = ()
 ) -> list[pb.FromScheduler]:
     """As few messages as the size limit allows. Stops follow the starts that they may refer to."""
     messages: list[pb.FromScheduler] = []
     batch = pb.Orders()
-    size_bytes = 0
+    number = size_bytes = 0
     for order in starts:
-        if len(batch.starts) >= _MAX_ORDERS or size_bytes + _size(order) > _MAX_ORDER_BYTES:
+        if number >= _MAX_ORDERS or size_bytes + _size(order) > _MAX_ORDER_BYTES:
             messages.append(pb.FromScheduler(orders=batch))
-            batch, size_bytes = pb.Orders(), 0
-        batch.starts.append(order)
+            batch, number, size_bytes = pb.Orders(), 0, 0
+        if isinstance(order, pb.Call):
+            batch.calls.append(order)
+        else:
+            batch.starts.append(order)
+        number += 1
         size_bytes += _size(order)
     for stop in stops:
         if len(batch.stops) >= _MAX_ORDERS:
@@ -253,10 +257,12 @@ def orders(
             batch = pb.Orders()
         batch.stops.append(stop)
     batch.checks.extend(checks)  # each names one GPU of the node
-    if batch.starts or batch.stops or batch.checks:
+    if batch.starts or batch.calls or batch.stops or batch.checks:
         messages.append(pb.FromScheduler(orders=batch))
     return messages
 
 
-def _size(order: pb.Start) -> int:
+def _size(order: pb.Start | pb.Call) -> int:
+    if isinstance(order, pb.Call):
+        return len(order.args) + 128
     return len(order.detail) + sum(map(len, order.secret_files.values()))

@@ -17,25 +17,24 @@ from dgpu.core.commands import (
     Command,
     DrainNode,
     LoseNode,
-    ObserveGpu,
     RegisterNode,
     ResumeNode,
 )
-from dgpu.core.events import (
-    Event,
-)
+from dgpu.core.events import Event
 from dgpu.core.identity import is_same_run
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId
-from dgpu.core.model.node import Gpu
 from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.service.machine import agent_words as words
+from dgpu.service.machine import call_words
 from dgpu.service.machine.agent_words import GpuSample, Malformed
 from dgpu.service.machine.conditions import Conditions
 from dgpu.service.machine.contact import AgentRules, Contacts, NodeContact
 from dgpu.service.machine.fences import contradiction, foreign_cluster
+from dgpu.service.machine.observer import Observer
 from dgpu.service.machine.orders import orders_after, orders_at_welcome, standing_leases
 from dgpu.service.machine.outputs import HangUp, Output, Remark, Tell
+from dgpu.service.machine.progress import ProgressBook
 from dgpu.service.machine.refusals import refused, turned_away, why_refused
 from dgpu.service.machine.start_orders import StartOrders
 from dgpu.service.secrets.opened import Opener
@@ -43,9 +42,6 @@ from dgpu.wire.isolation import KEY
 from dgpu.wire.proto import agent_pb2 as pb
 
 _MAX_UNACKED = 1_000  # report messages of one session; an agent that sends more ignores the protocol
-_OBSERVE_EVERY_MS = 5_000  # per GPU and step of foreign memory
-_FAULT_EVERY_MS = 1_000  # per GPU, for a new description of its fault
-_STEP_SLACK_MB = 64  # memory near the edge of a step must not change the step with every heartbeat
 
 
 class Registering(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +91,10 @@ class Agents:
         self._contacts = Contacts(state, rules, started_at)
         self._sessions: dict[int, _Session] = {}
         self._by_node: dict[NodeId, _Session] = {}
-        self._observed_at: dict[GpuId, int] = {}
+        self._observer = Observer()
         self._conditions = Conditions(state)
         self._starts = StartOrders(state, opener, rules.isolation)
+        self.progress = ProgressBook(state)
 
     def contact(self, node_id: NodeId) -> NodeContact:
         session = self._by_node.get(node_id)
@@ -238,6 +235,8 @@ class Agents:
             raise Malformed("only Heartbeat may follow Register before Welcome")
         if body == "reports":
             return self._on_reports(session, message.reports)
+        if body == "workers":
+            return self._on_workers(session, message.workers, now)
         if body == "inventory":
             gpus = words.inventory(session.node_id, message.inventory.gpus)
             return [Ask(command=ChangeInventory(node_id=session.node_id, gpus=gpus))]
@@ -266,7 +265,7 @@ class Agents:
             if gpu is not None and gpu.node_id == session.node_id:
                 sample = words.sample(reading, now)
                 self.telemetry[gpu.id] = sample
-                effects += self._observe(gpu, sample, now)
+                effects += [Ask(command=seen) for seen in self._observer.observe(gpu, sample, now)]
                 for told in self._conditions.look(gpu, sample, now):
                     effects.append(Ask(command=told) if isinstance(told, Command) else told)
         return effects
@@ -288,29 +287,18 @@ class Agents:
             f"{KEY} is set, but {reason or 'its agent is of a version that cannot run tasks as other users'}"
         )
 
-    def _observe(self, gpu: Gpu, sample: GpuSample, now: int) -> list[Effect]:
-        foreign_mb = sample.memory_foreign_mb or 0
-        step_mb = words.foreign_step_mb(foreign_mb)
-        if step_mb < gpu.foreign_mb:
-            step_mb = min(gpu.foreign_mb, words.foreign_step_mb(foreign_mb + _STEP_SLACK_MB))
-        is_known = step_mb == gpu.foreign_mb and sample.fault == gpu.fault
-        if is_known or now - self._observed_at.get(gpu.id, 0) < _observed_every_ms(gpu, sample):
-            return []
-        self._observed_at[gpu.id] = now
-        observed = ObserveGpu(
-            gpu_id=gpu.id, foreign_mb=step_mb, fault=sample.fault, fault_cause=sample.fault_cause
-        )
-        return [Ask(command=observed)]
-
     def _on_reports(self, session: _Session, reports: pb.Reports) -> list[Effect]:
         session.unacked += 1
         if session.unacked > _MAX_UNACKED:
             raise Malformed(f"more than {_MAX_UNACKED} reports without waiting for their acknowledgement")
         started = [report for report in reports.started if self._may_report(session, report.lease_id)]
+        returned = [report for report in reports.returned if self._may_report(session, report.lease_id)]
         finished = [report for report in reports.finished if self._may_report(session, report.lease_id)]
         effects: list[Effect] = [Ask(command=words.started(report)) for report in started]
+        # Calls that were lost with their worker are reported before its end.
+        effects += [Ask(command=call_words.returned(report)) for report in returned]
         effects += [Ask(command=words.finished(report)) for report in finished]
-        if len(effects) < len(reports.started) + len(reports.finished):
+        if len(effects) < len(reports.started) + len(reports.returned) + len(reports.finished):
             effects += self._refuse_foreign(session, reports)
         # A report on a released lease changes nothing. But the release is certain only after its commit, so every
         # acknowledgement takes its turn.
@@ -323,11 +311,17 @@ class Agents:
         if session.refused:
             return []
         session.refused = True
-        told = [report.lease_id for part in (reports.started, reports.finished) for report in part]
+        parts = (reports.started, reports.returned, reports.finished)
+        told = [report.lease_id for part in parts for report in part]
         foreign = next(lease_id for lease_id in told if not self._may_report(session, lease_id))
         reason = f"lease {foreign} belongs to node {self._state.leases[LeaseId(foreign)].node_id}"
         facts: dict[str, str | int] = {"node": session.node_id, "lease": foreign, "reason": reason}
         return [Remark(event="report_refused", facts=facts)]
+
+    def _on_workers(self, session: _Session, told: pb.Workers, now: int) -> list[Effect]:
+        self.progress.note(session.node_id, told, now)
+        own = [state for state in told.states if self._may_report(session, state.lease_id)]
+        return [Ask(command=call_words.workers(pb.Workers(states=own), now))] if own else []
 
     def _may_report(self, session: _Session, lease_id: int) -> bool:
         lease = self._state.leases.get(LeaseId(lease_id))
@@ -367,7 +361,7 @@ class Agents:
         if len(self.telemetry) > len(self._state.gpus):
             for gpu_id in [gpu_id for gpu_id in self.telemetry if gpu_id not in self._state.gpus]:
                 del self.telemetry[gpu_id]
-                self._observed_at.pop(gpu_id, None)
+                self._observer.forget(gpu_id)
                 self._conditions.forget(gpu_id)
 
     def _listens(self, node_id: NodeId) -> bool:
@@ -382,15 +376,6 @@ class Agents:
         self._sessions.pop(session.connection_id, None)
         if self._by_node.get(session.node_id) is session:
             del self._by_node[session.node_id]
-
-
-def _observed_every_ms(gpu: Gpu, sample: GpuSample) -> int:
-    """A fault of a GPU that counts as healthy is sent at once. A sample from just before the fault may arrive after the
-    list that reports the fault. Until that is corrected, the GPU looks like one that recovers.
-    """
-    if sample.fault == gpu.fault:
-        return _OBSERVE_EVERY_MS
-    return _FAULT_EVERY_MS if gpu.fault else 0
 
 
 def _take_out(node_id: NodeId, unfit: str) -> Ask:

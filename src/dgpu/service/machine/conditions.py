@@ -1,7 +1,8 @@
 """Turns samples into steps and bands of GPUs for placement, and sends them to the core when they change.
 
 Raw samples never reach the core. Bands have slack, so that a value at an edge does not fill the journal. A GPU is
-reported at most every few seconds. A GPU held by an exclusive task is not reported, because no other task can use it.
+reported at most every few seconds. A GPU held by an exclusive task is not reported, because no other task can use it;
+for a GPU held by a worker, only its loaded models are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Conditions:
         leases = self._state.gpu_leases(gpu.id)
         if leases and leases[0].share_milli == WHOLE_MILLI:
             self._free_since.pop(gpu.id, None)
-            return []
+            return self._of_worker(gpu, leases[0], sample, now)
         effects: list[ObserveCondition | Remark] = []
         over_mb = 0
         if leases:
@@ -48,6 +49,25 @@ class Conditions:
             self._said_at[gpu.id] = now
             effects.append(observed)
         return effects
+
+    def _of_worker(
+        self, gpu: Gpu, lease: Lease, sample: GpuSample, now: int
+    ) -> list[ObserveCondition | Remark]:
+        """The models that a worker keeps loaded. Nothing else matters while it holds the GPU."""
+        is_known = sample.loaded_models == gpu.warm or lease.task_id not in self._state.workers
+        if is_known or now - self._said_at.get(gpu.id, 0) < _EVERY_MS:
+            return []
+        self._said_at[gpu.id] = now
+        return [
+            ObserveCondition(
+                gpu_id=gpu.id,
+                over_mb=gpu.over_mb,
+                load_band=gpu.load_band,
+                heat_band=gpu.heat_band,
+                rest_band=gpu.rest_band,
+                warm=sample.loaded_models,
+            )
+        ]
 
     def forget(self, gpu_id: GpuId) -> None:
         for known in (self._said_at, self._free_since, self._outgrown):

@@ -26,7 +26,7 @@ def orders_after(
     state: ClusterState, events: Sequence[Event], listens: Callable[[NodeId], bool], orders: StartOrders
 ) -> Iterator[tuple[NodeId, pb.FromScheduler]]:
     """Orders for connected nodes; other nodes get theirs with Welcome."""
-    starts: dict[NodeId, list[pb.Start]] = {}
+    starts: dict[NodeId, list[pb.Start | pb.Call]] = {}
     stops: dict[NodeId, list[pb.Stop]] = {}
     checks = _checks(state, events, listens)
     for event in events:
@@ -50,7 +50,7 @@ def orders_at_welcome(
     state: ClusterState, node_id: NodeId, held: Collection[LeaseId], orders: StartOrders
 ) -> Iterable[pb.FromScheduler]:
     """Starts of leases that the node does not hold, and all pending stops and checks."""
-    starts: list[pb.Start] = []
+    starts: list[pb.Start | pb.Call] = []
     stops: list[pb.Stop] = []
     for lease in sorted(standing_leases(state, node_id), key=lambda lease: lease.id):
         task = state.tasks[lease.task_id]
@@ -72,7 +72,8 @@ def orders_at_welcome(
 
 def standing_leases(state: ClusterState, node_id: NodeId) -> list[Lease]:
     """Without ended ranks: if the node still holds one, it must kill it."""
-    return [lease for lease in state.node_leases(node_id) if not lease.ended]
+    leases = (*state.node_leases(node_id), *state.node_calls(node_id))
+    return [lease for lease in leases if not lease.ended]
 
 
 def _leases_of(state: ClusterState, event: Event) -> Iterable[tuple[LeaseId, str]]:

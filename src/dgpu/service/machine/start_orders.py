@@ -14,6 +14,7 @@ from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import WHOLE_MILLI, Outcome, Task, TaskDetail
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.agent_words import account
+from dgpu.service.machine.call_words import call
 from dgpu.service.secrets.opened import CannotOpen, Opened, Opener
 from dgpu.wire.grids import filled, values_of, variables_of
 from dgpu.wire.isolation import Isolation
@@ -36,8 +37,10 @@ class StartOrders:
         self._isolation = isolation
         self._failed: list[ReportFinished] = []
 
-    def start(self, task: Task, lease: Lease) -> pb.Start | None:
+    def start(self, task: Task, lease: Lease) -> pb.Start | pb.Call | None:
         """None: its values cannot be opened, and the end of its lease is among the failed ones."""
+        if lease.worker:
+            return call(task, lease)
         opened = Opened(task.detail, {})
         if self._opener is not None:
             tenant_id = self._state.shapes[task.shape_id].tenant_id

@@ -14,6 +14,7 @@ import msgspec
 from dgpu.core.commands import Command
 from dgpu.core.events import Event
 from dgpu.core.model.ids import TaskId
+from dgpu.core.model.task import WorkerSetup
 from dgpu.core.rejections import Rejection
 from dgpu.service.access.audiences import MAX_AUDIENCES
 from dgpu.service.access.principal import Principal, Tenants
@@ -64,6 +65,7 @@ class RestOptions(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation = Isolation()
     is_open: bool = False  # auth.mode is none
     max_grace_ms: int = 300_000
+    worker_setup: WorkerSetup = WorkerSetup(app_id="")  # the operator's settings for workers
 
     @property
     def role(self) -> str:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from dgpu.core.model.app import App
 from dgpu.core.model.ids import TenantId
 from dgpu.service.content.store import ContentStore
 from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.requests import Entries
-from dgpu.wire.uploads import upload_of
+from dgpu.wire.uploads import args_ref_of, upload_of
 
 
-def refuse_unknown_uploads(rest: Backend, entries: Entries, *, batch: bool = False) -> None:
+def refuse_unknown_uploads(
+    rest: Backend, entries: Entries, apps: tuple[App, ...] = (), *, batch: bool = False
+) -> None:
     """An upload that is not there would only fail later, on a node."""
+    of_apps = {app.id: upload_of(app.spec.detail) for app in apps}
     checked: set[tuple[TenantId, str]] = set()
     for number, (_, spec) in enumerate(entries):
-        digest = upload_of(spec.detail)
-        key = (spec.shape.tenant_id, digest)
-        if not digest or key in checked:
-            continue
-        checked.add(key)
-        if store_of(rest).find(*key) is None:
-            path = f"tasks[{number}].upload" if batch else "upload"
-            raise ProblemError(unknown_upload(*key, path))
+        upload = of_apps[spec.shape.app] if spec.shape.app in of_apps else upload_of(spec.detail)
+        for field, digest in (("upload", upload), ("args_ref", args_ref_of(spec.detail))):
+            key = (spec.shape.tenant_id, digest)
+            if not digest or key in checked:
+                continue
+            checked.add(key)
+            if store_of(rest).find(*key) is None:
+                raise ProblemError(unknown_upload(*key, f"tasks[{number}].{field}" if batch else field))
 
 
 def store_of(rest: Backend) -> ContentStore:

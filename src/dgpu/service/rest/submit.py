@@ -8,9 +8,11 @@ from collections.abc import Generator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dgpu.core.commands import SubmitTasks
 from dgpu.core.events import TasksSubmitted
+from dgpu.core.model.app import App
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.rejections import AlreadySubmitted, DependencyForgotten, Rejection
 from dgpu.service.access.principal import Principal
@@ -22,6 +24,7 @@ from dgpu.service.rest.known_uploads import refuse_unknown_uploads
 from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.wire.answers import Problem, instant
+from dgpu.wire.call_specs import Apps
 from dgpu.wire.json_body import BadRequest
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import MAX_BATCH_BYTES, MAX_BODY_BYTES, Entries, decode_batch, decode_task, entry_of
@@ -50,10 +53,15 @@ async def _submit_one(
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BODY_BYTES)
     by = submitter_of(who)
+    apps = Apps(backend.options.worker_setup)
     entry = entry_of(
-        decode_task(body, bare_means_allocation=bare_means_allocation, by=by, seal=backend.seal_env)
+        decode_task(
+            body, bare_means_allocation=bare_means_allocation, by=by, seal=backend.seal_env, apps=apps
+        )
     )
-    first_id, count, created_at = await submit_entries(backend, who, (entry,), key, body, batch=False)
+    first_id, count, created_at = await submit_entries(
+        backend, who, (entry,), key, body, batch=False, apps=apps.all()
+    )
     more = b',"count":%d' % count if entry[1].array else b""
     return b'{"task_id":"%b","status":"pending","created_at":"%b"%b}' % (
         task_name(first_id).encode(),
@@ -65,8 +73,9 @@ async def _submit_one(
 async def submit_batch(backend: Backend, who: Principal, headers: Headers, receive: Receive) -> bytes:
     key = key_of(headers)
     body = await read_body(headers, receive, MAX_BATCH_BYTES)
-    entries = await _in_steps(decode_batch(body, submitter_of(who), backend.seal_env))
-    first_id, count, _ = await submit_entries(backend, who, entries, key, body, batch=True)
+    apps = Apps(backend.options.worker_setup)
+    entries = await _in_steps(decode_batch(body, submitter_of(who), backend.seal_env, apps))
+    first_id, count, _ = await submit_entries(backend, who, entries, key, body, batch=True, apps=apps.all())
     return msgspec.json.encode(
         {"task_ids": [f"task-{number}" for number in range(first_id, first_id + count)]}
     )
@@ -84,20 +93,28 @@ async def _in_steps(decoding: Generator[None, None, Entries]) -> Entries:
 
 
 async def submit_entries(
-    backend: Backend, who: Principal, entries: Entries, key: str, body: bytes, *, batch: bool
+    backend: Backend,
+    who: Principal,
+    entries: Entries,
+    key: str,
+    body: bytes,
+    *,
+    batch: bool,
+    apps: tuple[App, ...] = (),
 ) -> tuple[TaskId, int, int]:
+    """`apps`: of the function calls among the entries."""
     entries = await resolve_after(backend, who, entries, batch=batch)
     await refuse_foreign_entries(backend, who, entries, batch=batch)
     refuse_userless_entries(backend, entries, batch=batch)
     refuse_long_grace(backend, entries, batch=batch)
-    refuse_unknown_uploads(backend, entries, batch=batch)
+    refuse_unknown_uploads(backend, entries, apps, batch=batch)
     await refuse_unknown_targets(backend, entries, batch=batch)
-    command = SubmitTasks(entries=entries)
+    command = SubmitTasks(entries=entries, apps=apps)
     if key:
         # Per tenant: one tenant cannot discover or use another's keys.
         tenant = entries[0][1].shape.tenant_id
-        command = SubmitTasks(
-            entries=entries, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
+        command = replace(
+            command, idempotency_key=f"{tenant}/{key}", fingerprint=hashlib.sha256(body).hexdigest()
         )
     result = await backend.execute(command)
     while isinstance(result, DependencyForgotten):
