@@ -57,8 +57,8 @@ class Call:
         self._fields = fields
         self._packed = packed
 
-    def spec(self, shape: Shape, detail: dict[str, Any], apps: Apps | None) -> tuple[Shape, dict[str, Any]]:
-        """The shape and the detail of the call. Its app is added to `apps`."""
+    def shape(self, shape: Shape, detail: dict[str, Any], apps: Apps | None) -> Shape:
+        """The shape of the call. `detail` becomes that of the call, and its app is added to `apps`."""
         fields = self._fields
         worker = {name: detail.pop(name) for name in _OF_WORKER if name in detail}
         setup = {name: fields[name] for name in ("python", "python_path", "preload") if name in fields}
@@ -69,7 +69,7 @@ class Call:
             apps.by_id[app.id] = app
         if self._packed:
             detail["args"] = self._packed
-        mine = Shape(
+        return Shape(
             tenant_id=shape.tenant_id,
             pool=shape.pool,
             priority=shape.priority,
@@ -77,7 +77,6 @@ class Call:
             model=shape.model,
             app=app.id,
         )
-        return mine, detail
 
 
 def take_call(values: dict[str, Any], detail: dict[str, Any]) -> Call | tuple[str, str] | None:

@@ -10,8 +10,13 @@ from dgpu.core.model.task import WHOLE_MILLI
 _ESTIMATED = ("model_name", "task_type", "structure_n_atoms")
 
 
-def clash_of(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> tuple[str, str] | None:
+def clash_of(
+    detail: Mapping[str, Any], values: Mapping[str, Any], *, allocation: bool
+) -> tuple[str, str] | None:
     """The field that does not fit to the others, and why."""
+    if unshared := _sharing_misfit(values, detail):
+        return unshared
+    nodes = values.get("nodes", 1)
     if detail.get("terminal") and (why := _no_terminal(detail, allocation=allocation, nodes=nodes)):
         return "terminal", why
     if detail.get("ports") and (why := _no_ports(detail, allocation=allocation)):
@@ -49,8 +54,10 @@ def _no_terminal(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> 
     return "An allocation runs nothing and has no terminal." if allocation else ""
 
 
-def sharing_misfit(values: Mapping[str, Any], detail: Mapping[str, Any]) -> tuple[str, str] | None:
+def _sharing_misfit(values: Mapping[str, Any], detail: Mapping[str, Any]) -> tuple[str, str] | None:
     """Rules between fields. A share below 1 implies shared."""
+    if "shared" not in values and "share_milli" not in values:
+        return None
     share = values.get("share_milli", WHOLE_MILLI)
     shared = values.get("shared", share < WHOLE_MILLI)
     if not shared:

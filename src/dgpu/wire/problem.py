@@ -158,15 +158,13 @@ def _of_load(rejection: OfLoad) -> Meaning:
                 f"{rejection.limit:,} would be exceeded. Try again when some have run.",
             )
         case r.StorageFull():
-            return Meaning(
-                507,
-                "The disk is full",
-                "The journal has no room for new tasks. Running tasks continue; submit again when there is room.",
-            )
+            full = "The journal has no room for new tasks. Running tasks continue; submit again when there is room."
+            return Meaning(507, "The disk is full", full)
         case r.JournalUnavailable():
-            detail = f"Nothing was done: {rejection.reason}. Running tasks continue; "
-            later = "/ready shows when tasks are accepted again."
-            return Meaning(503, "The journal is not available", detail + later)
+            later = "Running tasks continue; /ready shows when tasks are accepted again."
+            return Meaning(
+                503, "The journal is not available", f"Nothing was done: {rejection.reason}. {later}"
+            )
         case r.HistoryBehind():
             return Meaning(
                 503,
@@ -193,11 +191,8 @@ def _of_load(rejection: OfLoad) -> Meaning:
             )
             return Meaning(429, "Too many apps", f"{limit} Try again when some have ended.")
         case r.TooBusy():
-            return Meaning(
-                503,
-                "Too busy",
-                f"{rejection.queued:,} commands wait to be decided. Nothing was done; try again soon.",
-            )
+            queued = f"{rejection.queued:,} commands wait to be decided."
+            return Meaning(503, "Too busy", f"{queued} Nothing was done; try again soon.")
         case _:
             assert_never(rejection)
 

@@ -28,7 +28,7 @@ from dgpu.wire import fields, grids, job_fields, secret_fields, stop_fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.call_batch import batch_of_calls
 from dgpu.wire.call_specs import Apps, Call, take_call
-from dgpu.wire.detail_checks import clash_of, sharing_misfit
+from dgpu.wire.detail_checks import clash_of
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
@@ -159,8 +159,6 @@ def _spec(
     values, detail = _checked(raw, where)
     if type(raw.get("priority")) is str:
         detail["priority_named"] = True
-    if ("shared" in values or "share_milli" in values) and (unshared := sharing_misfit(values, detail)):
-        raise invalid([FieldError(path=_path(where, unshared[0]), detail=unshared[1])])
     call = _call_of(values, detail, where)
     allocation = values.get("allocation", False)
     if ("command" in detail) is allocation and call is None:
@@ -169,8 +167,8 @@ def _spec(
         values["allocation"] = True
     if "image_secret" in values or not _CONTAINER_NAMES.isdisjoint(detail):
         _check_container(values, detail, where)
-    clash = clash_of(detail, allocation=allocation, nodes=values.get("nodes", 1))
-    if clash := clash or grids.misfit(values, detail):
+    clash = clash_of(detail, values, allocation=allocation) or grids.misfit(values, detail)
+    if clash:
         raise invalid([FieldError(path=_path(where, clash[0]), detail=clash[1])])
     if by is not None:
         _attribute(values, detail, by)
@@ -181,11 +179,8 @@ def _spec(
     if seal is not None and (env := detail.get("env")):
         detail["sealed_env"] = seal(asked.shape.tenant_id, env)
         detail["env"] = dict.fromkeys(env, "")
-    shape = asked.shape
-    if call is not None:
-        shape, detail = call.spec(shape, detail, apps)
     return TaskSpec(
-        shape=shape,
+        shape=asked.shape if call is None else call.shape(asked.shape, detail, apps),
         detail=_encode_detail(detail),
         timeout_ms=asked.timeout_ms,
         max_retries=asked.max_retries,
