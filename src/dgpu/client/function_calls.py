@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dgpu.client.call import Call
-from dgpu.client.request import Request, api_path, given
+from dgpu.client.request import Request, api_path, encode, given, new_key
+from dgpu.wire.answers import SubmittedMany
 from dgpu.wire.call_answers import CallResult, CallResults, WorkerList, WorkerRow
 from dgpu.wire.upload_answers import UploadAnswer
 
@@ -14,6 +16,17 @@ MAX_ASKED = 1_000
 
 
 class FunctionCalls:
+    @Call
+    def submit_calls(
+        self, task: Mapping[str, Any], calls: Sequence[str], *, idempotency_key: str | None = None
+    ) -> Request[list[str]]:
+        """One function with many arguments, all or nothing: at most 10,000 calls and 8 MiB. `task` has all fields but
+        the arguments; a call is msgpack of [args, kwargs] in base64. Returns the ids.
+        """
+        body, headers = encode({"task": task, "calls": calls}), new_key(idempotency_key)
+        request = Request("POST", api_path("tasks", "batch"), SubmittedMany, body=body, headers=headers)
+        return request.picking(lambda submitted: submitted.task_ids)
+
     @Call
     def result(self, task_id: str | int, *, wait: float = 0) -> Request[CallResult]:
         """The result of a function. Returns after `wait` seconds (at most 60) at the latest, ended or not."""

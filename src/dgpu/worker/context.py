@@ -30,11 +30,11 @@ class RunningCall:
 
 
 class _Context:
-    """What runs now. `in_worker` stays true between calls, and while modules are imported."""
+    """What runs now in this process."""
 
     def __init__(self) -> None:
         self.call: RunningCall | None = None
-        self.in_worker = False
+        self.is_importing = False  # the modules of functions, for the first call or a preload
 
 
 current = _Context()

@@ -8,6 +8,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from dgpu.worker.context import current
+
 _MAX_NAMES = 20
 
 
@@ -36,6 +38,7 @@ def import_module(name: str) -> ModuleType:
         return known
     # A file that was written after an earlier, failed look must be found.
     importlib.invalidate_caches()
+    current.is_importing = True
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -46,6 +49,8 @@ def import_module(name: str) -> ModuleType:
             f"no module {error.name!r} for {sys.executable}; searched: {searched}. "
             "Give python, python_path or upload, or install the package there."
         ) from error
+    finally:
+        current.is_importing = False
 
 
 def _file_of(module: ModuleType) -> str:

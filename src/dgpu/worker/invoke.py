@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import pathlib
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +21,11 @@ from dgpu.worker.results import CannotEncodeError, Files, decode_arguments, enco
 
 MAX_ERROR_CHARS: Final = 4_000
 MAX_TRACEBACK_CHARS: Final = 60_000
+_NOT_OF_THE_USER: Final = (
+    f"{pathlib.Path(__file__).parent}{os.sep}",
+    "<frozen importlib",
+    importlib.__file__,
+)
 
 
 class Invoker:
@@ -130,9 +137,9 @@ def _described(error: BaseException) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Without the frames of this module, and without the middle if it is very long."""
+    """Begins in the code of the user. Without the middle if it is very long."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_OF_THE_USER):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     if len(text) <= MAX_TRACEBACK_CHARS:

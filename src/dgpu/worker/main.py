@@ -55,7 +55,6 @@ class Worker:
         """The exit code."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         os.register_at_fork(after_in_child=self._after_fork)
-        current.in_worker = True
         self._socket.acquire()
         threading.Thread(target=self._watch, name="dgpu-worker-socket", daemon=True).start()
         if not self._preload():
@@ -196,7 +195,7 @@ def main() -> int:
         print(f"dgpu.worker: {error}", file=sys.stderr)  # noqa: T201
         return 2
     # Before the directory of the task, which `python -m` has put first.
-    sys.path[:0] = setup.python_path
+    sys.path[:0] = [str(pathlib.Path(entry).absolute()) for entry in setup.python_path]
     here = str(pathlib.Path.cwd())
     if here not in sys.path:
         sys.path.insert(len(setup.python_path), here)

@@ -1,0 +1,158 @@
+"""Submitted calls, as objects that can be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dgpu.client.errors import DgpuError
+from dgpu.functions import values
+from dgpu.functions.code import described
+from dgpu.functions.errors import RemoteError, ResultExpired, error_of
+from dgpu.wire.call_answers import CallResult
+
+if TYPE_CHECKING:
+    from dgpu.functions.declare import Function
+    from dgpu.functions.session import Session
+
+R = TypeVar("R")
+_ENDED = frozenset({"success", "failed", "cancelled"})
+_MAX_ASKED = 1_000
+
+
+class Future(Generic[R]):
+    """A submitted call. It lives in the cluster: this object may be dropped, `Future(task_id)` finds it again."""
+
+    def __init__(self, task_id: str, session: Session | None = None) -> None:
+        from dgpu.functions.session import default_session
+
+        self.task_id = task_id
+        self._session = session or default_session()
+        self._ended: CallResult | None = None
+        self._value: Any = None
+        self._error: RemoteError | None = None
+
+    def result(self, timeout: float | None = None) -> R:
+        """The value, or the exception of the function. TimeoutError if it has not ended after `timeout` seconds."""
+        self._wait(timeout)
+        if self._error is not None:
+            raise self._error
+        value: R = self._value
+        return value
+
+    def exception(self, timeout: float | None = None) -> RemoteError | None:
+        """The exception of the function, or None if it returned."""
+        self._wait(timeout)
+        return self._error
+
+    def done(self) -> bool:
+        """Whether the call has ended. Asks the scheduler."""
+        if self._ended is None:
+            self._take(self._ask(0.0))
+        return self._ended is not None
+
+    def cancel(self) -> bool:
+        """Cancels the call. A running function is ended with its worker, unless it looks at `dgpu.cancelled()`. Returns
+        whether there was anything to cancel.
+        """
+        return self._ended is None and self._session.client.cancel(self.task_id) > 0
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._result_async().__await__()
+
+    def __repr__(self) -> str:
+        return f"<dgpu.Future {self.task_id} {'pending' if self._ended is None else self._ended.status}>"
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._ended is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left < 0:
+                raise TimeoutError(f"{self.task_id} has not ended after {timeout:g} s; it continues")
+            wait = self._session.wait_seconds
+            self._take(self._ask(wait if left is None else min(wait, left)))
+
+    def _ask(self, wait: float) -> CallResult:
+        try:
+            return self._session.client.result(self.task_id, wait=round(wait, 3))
+        except DgpuError as error:
+            raise _expired(self.task_id, error) from error
+
+    def _take(self, answer: CallResult) -> None:
+        if answer.status not in _ENDED:
+            return
+        if answer.status != "success":
+            self._error = error_of(answer)
+        elif answer.ref:
+            self._value = values.unpacked(self._session.client.result_content(self.task_id))
+        else:
+            self._value = values.value_of(answer)
+        self._ended = answer
+
+    async def _result_async(self) -> R:
+        client = self._session.async_client
+        while self._ended is None:
+            try:
+                answer = await client.result(self.task_id, wait=self._session.wait_seconds)
+            except DgpuError as error:
+                raise _expired(self.task_id, error) from error
+            if answer.status == "success" and answer.ref:
+                self._value = values.unpacked(await client.result_content(self.task_id))
+                self._ended = answer
+            else:
+                self._take(answer)
+        return self.result()
+
+
+def submit(
+    session: Session, function: Function[R], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Future[R]:
+    task = dict(described(session, function))
+    body = values.packed_arguments(args, kwargs)
+    if values.is_large(body):
+        task["args_ref"] = session.client.put_content(body, tenant=task.get("tenant_id"))
+    else:
+        task["args_msgpack"] = values.inline(body)
+    return Future(session.client.submit(**task).task_id, session)
+
+
+async def submit_async(
+    session: Session, function: Function[R], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Future[R]:
+    # The first time it may send an upload.
+    task = dict(await asyncio.to_thread(described, session, function))
+    body = values.packed_arguments(args, kwargs)
+    client = session.async_client
+    if values.is_large(body):
+        task["args_ref"] = await client.put_content(body, tenant=task.get("tenant_id"))
+    else:
+        task["args_msgpack"] = values.inline(body)
+    return Future((await client.submit(**task)).task_id, session)
+
+
+def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> Iterator[Future[R]]:
+    """Futures in the order in which they end. Raises TimeoutError after `timeout` seconds in all."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    waiting = {future.task_id: future for future in futures}
+    while waiting:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left < 0:
+            raise TimeoutError(f"{len(waiting)} calls have not ended after {timeout:g} s; they continue")
+        asked = list(waiting)[:_MAX_ASKED]
+        session = waiting[asked[0]]._session  # noqa: SLF001 - of this module
+        wait = session.wait_seconds if left is None else min(session.wait_seconds, left)
+        for answer in session.client.results(asked, wait=round(wait, 3)).results:
+            future = waiting.pop(answer.task_id, None)
+            if future is not None:
+                future._take(answer)  # noqa: SLF001 - of this module
+                yield future
+
+
+def _expired(task_id: str, error: DgpuError) -> Exception:
+    if error.code == "result_expired":
+        return ResultExpired(
+            "the call has ended, but its result is not kept any more", task_id=task_id, reason=error.code
+        )
+    return error
