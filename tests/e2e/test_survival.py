@@ -1,7 +1,8 @@
-"""Output of finished tasks, alerts and unsent messages survive a master that is killed and whose files are lost."""
+"""Output of finished tasks, uploads, alerts and unsent messages survive a master that is killed and loses its files."""
 
 from __future__ import annotations
 
+import os
 import signal
 import urllib.error
 import urllib.request
@@ -9,6 +10,7 @@ import urllib.request
 import pytest
 
 from alert_receivers import WebhookServer, serving
+from dgpu.client.sync import Client
 from e2e.conftest import eventually
 from e2e.ha_cluster import HaCluster
 
@@ -74,11 +76,24 @@ def on_node(cluster):
     return [entry for entry in (cluster.home / "n1" / "output").iterdir() if entry.name.isdigit()]
 
 
-def test_output_of_tasks_that_ended_before_the_kill_is_read_from_the_new_master(cluster):
+def test_output_and_uploads_from_before_the_kill_are_those_of_the_new_master(cluster, tmp_path):
     ids = run_tasks(cluster, "a")
+    (tmp_path / "told.txt").write_text("from the upload\n")
+    (tmp_path / "model.bin").write_bytes(os.urandom(3_000_000))
+    client = Client([f"http://127.0.0.1:{port}" for port in cluster.http.values()])
+    every_gpu, waiting = client.submit_many(
+        [
+            {"command": "sleep 1000", "gpu_count": 4},
+            {"command": "cat told.txt", "gpu_count": 1, "upload": tmp_path},
+        ]
+    )
     lose(cluster, "a")
     eventually(lambda: cluster.is_master("b"), "b to take over")
     assert wrong(cluster, "b", ids) == []
+    client.cancel(every_gpu)
+    (ended,) = client.wait(waiting, timeout_seconds=120)
+    assert ended.status == "success", ended
+    assert client.logs(waiting) == "from the upload\n"
 
 
 def test_a_node_deletes_output_only_when_a_second_scheduler_has_it(cluster):

@@ -72,6 +72,8 @@ async def agent_port(
     )
     if output.copies is not None:
         server.give_copies(output.copies)
+    if streams.files.content_copies is not None:
+        server.give_content(streams.files.content_copies)
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         async with _joining(options, machines, port, audit):
@@ -79,6 +81,8 @@ async def agent_port(
     finally:
         if output.copies is not None:
             output.copies.wake()
+        if streams.files.content_copies is not None:
+            streams.files.content_copies.wake()
         await server.stop()
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from dgpu.core.model.attempt_usage import AttemptUsage
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.service.content.copies import ContentCopies
 from dgpu.service.content.store import ContentStore
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -74,6 +75,7 @@ class FileStreams:
 
     def __init__(self, content: ContentStore | None = None) -> None:
         self.content = content
+        self.content_copies: ContentCopies | None = None  # None: a lone scheduler
         self.is_connected: Callable[[NodeId], bool] = lambda _: False
         self._links: dict[NodeId, FileLink] = {}
         self._awaited: dict[NodeId, asyncio.Event] = {}

@@ -24,6 +24,7 @@ from dgpu.entry.machines import invite, make_authority
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import audit_trail
+from dgpu.service.content.store import ContentLimits, ContentStore
 from dgpu.service.copies.wholeness import Wholeness
 from dgpu.service.grpc.server import SERVICE
 from dgpu.service.loop.clock import Clock
@@ -34,7 +35,7 @@ from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.service.machines.authority import Authority, create_authority
 from dgpu.service.machines.machines import Machines
-from dgpu.service.node_streams import node_streams
+from dgpu.service.node_streams import NodeStreams, node_streams
 from dgpu.service.open_files import AgentConnections
 from dgpu.service.options import MachineOptions, ServiceOptions
 from dgpu.service.task_output.store import LogStore
@@ -63,6 +64,7 @@ class Place:
         self.machines = Machines(data_dir, lifetime_s=LIFETIME_S, clock=lambda: time.time() + self.ahead_s)
         self.runtime: Runtime
         self.output: OutputStreams
+        self.streams: NodeStreams
         self.port = 0
         self.join_port = 0
         self.channels: list[grpc.aio.Channel] = []
@@ -185,10 +187,11 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
         grpc=Address(host="127.0.0.1", port=0),
         machines=MachineOptions(join=Address(host="127.0.0.1", port=place.join_port)),
     )
+    place.streams = node_streams(ContentStore(tmp_path / "content", ContentLimits()), is_shared=True)
     async with (
         audit_trail(place.runtime) as trail,
         agent_port(
-            options, place.runtime, place.output, node_streams(), AgentConnections(), place.machines, trail
+            options, place.runtime, place.output, place.streams, AgentConnections(), place.machines, trail
         ) as place.port,
     ):
         yield place

@@ -1,14 +1,22 @@
-"""Only schedulers of the cluster exchange copies of output: not its agents, and not schedulers of another cluster."""
+"""Only schedulers of the cluster exchange copies of output and content: not its agents, and not schedulers of another
+cluster.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from dgpu.agent.channel import open_tls
+from dgpu.core.model.ids import TenantId
+from dgpu.service.content import copy_words
+from dgpu.service.content.copies import ContentCopies
+from dgpu.service.content.copying import copy_content_for_ever
+from dgpu.service.content.store import ContentKey, ContentLimits, ContentStore
 from dgpu.service.copies import words
 from dgpu.service.copies.copies import Copies
 from dgpu.service.copies.taking import MasterGone, take_for_ever
@@ -71,8 +79,37 @@ async def test_two_schedulers_have_the_same_output_in_the_end(place: Place, stan
         await asyncio.gather(taking, return_exceptions=True)
 
 
-async def test_an_agent_takes_no_output(place: Place) -> None:
-    agent = MasterLink(f"127.0.0.1:{place.port}", None)
+async def test_two_schedulers_have_the_same_content_in_the_end(place: Place, tmp_path: Path) -> None:
+    master = place.streams.files.content_copies
+    standby = ContentCopies(ContentStore(tmp_path / "standby", ContentLimits()))
+    assert master is not None
+    own = _stored(standby, b"own")
+    address, authority = f"127.0.0.1:{place.port}", place.machines.authority
+    async with master.leading():
+        copying = asyncio.create_task(
+            copy_content_for_ever(standby, "b", lambda: MasterLink(address, authority, copy_words.SERVICE))
+        )
+        try:
+            fresh = _stored(master, b"fresh")
+            await until(lambda: bool(standby.store.described([fresh])))
+            await until(lambda: bool(master.store.described([own])))
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+    assert standby.store.described([fresh]) == master.store.described([fresh])
+
+
+def _stored(copies: ContentCopies, content: bytes) -> ContentKey:
+    digest = hashlib.sha256(content).hexdigest()
+    arrival = copies.store.begin(TenantId("team"), digest, len(content), frozenset())
+    arrival.write(content)
+    arrival.finish()
+    return arrival.key
+
+
+@pytest.mark.parametrize("service", [words.SERVICE, copy_words.SERVICE])
+async def test_an_agent_takes_no_output_and_no_content(place: Place, service: str) -> None:
+    agent = MasterLink(f"127.0.0.1:{place.port}", None, service)
     await agent.close()
     agent._channel = open_tls(f"127.0.0.1:{place.port}", await place.certificate("n1"))
     place.channels.append(agent._channel)

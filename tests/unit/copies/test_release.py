@@ -13,7 +13,7 @@ FREED = [Freed(RUN, 7)]
 
 
 @pytest.fixture
-def release() -> Release:
+def release() -> Release[LeaseId]:
     return Release(0.0)
 
 

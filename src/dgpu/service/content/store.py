@@ -2,7 +2,7 @@
 
 Content is written to a temporary file and renamed when its hash is verified, so a crash leaves no partial content.
 It stays while something uses it (`UsedContent`), and for a while after its last use. When there is no room, content
-that nothing uses is deleted, the least recently used first. One scheduler has it: other schedulers have no copy.
+that nothing uses is deleted, the least recently used first. Other schedulers take copies (`content/copies.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,9 +25,11 @@ from dgpu.core.model.ids import TenantId
 MIN_FREE_BYTES = 256 << 20  # on the disk, which the journal needs too
 RECENT_S = 3_600.0  # content used within this time is not deleted: a submit may follow
 _NAME = re.compile(r"[0-9a-f]{64}")
+_FOLDER = re.compile(r"tenant-[0-9a-f]{32}")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 UsedContent: TypeAlias = frozenset[tuple[TenantId, str]]  # tenant and digest
+ContentKey: TypeAlias = tuple[str, str]  # the tenant's folder and the digest
 
 
 class ContentLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +67,10 @@ class ContentStore:
         self._folder = folder
         self._incoming = folder / "incoming"
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], _Kept] = {}  # by the tenant's folder and the digest
+        self._kept: dict[ContentKey, _Kept] = {}
         self._arriving: dict[Arrival, int] = {}  # bytes that are promised to it
         self._next = 0
+        self.on_stored: Callable[[ContentKey], None] = lambda _: None  # called in any thread
         self._incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._incoming.iterdir():  # by a crash
             left.unlink(missing_ok=True)
@@ -108,12 +111,64 @@ class ContentStore:
 
     def begin(self, tenant_id: TenantId, digest: str, size: int, used: UsedContent) -> Arrival:
         """Makes room for `size` bytes. Raises ContentTooLarge, ContentStoreFull or OSError."""
+        return self._begin((_folder_of(tenant_id), digest), size, used)
+
+    # -- copies between schedulers
+
+    def listed(self, after: ContentKey | None, limit: int) -> list[tuple[ContentKey, int, int]]:
+        """Keys with sizes and seconds of the last use, in the order of the keys."""
+        with self._lock:
+            keys = sorted(key for key in self._kept if after is None or key > after)
+        return self.described(keys[:limit])
+
+    def described(self, keys: Iterable[ContentKey]) -> list[tuple[ContentKey, int, int]]:
+        """The same for these keys. Keys that are not here are left out."""
+        with self._lock:
+            kept = ((key, self._kept.get(key)) for key in keys)
+            return [(key, each.size, int(each.used_s)) for key, each in kept if each is not None]
+
+    def open_copy(self, key: ContentKey) -> int | None:
+        """A descriptor. This is no use of the content. None: the store does not have it."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        return None
+
+    def lacks(self, key: ContentKey, used_s: int) -> bool:
+        """Another scheduler has it, and last used it then. If it is here too, the later use counts."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None and self._path(key).exists():
+                if used_s > kept.used_s:
+                    kept.used_s = used_s
+                    with contextlib.suppress(OSError):
+                        os.utime(self._path(key), (used_s, used_s))
+                return False
+            return True
+
+    def begin_copy(self, key: ContentKey, size: int, used_s: int, used: UsedContent) -> Arrival | None:
+        """None: it is not worth a copy, because nothing uses it, and it would be deleted soon or drive out other
+        content. Raises as `begin` does.
+        """
+        if not (_FOLDER.fullmatch(key[0]) and _NAME.fullmatch(key[1])):
+            raise ContentMismatch
+        if key not in {(_folder_of(tenant_id), digest) for tenant_id, digest in used}:
+            with self._lock:
+                is_old = time.time() - used_s > self.limits.retention_s
+                is_full = self._held() + size > self.limits.total_bytes
+                if is_old or is_full or self._held(key[0]) + size > self.limits.tenant_bytes:
+                    return None
+        return self._begin(key, size, used, used_s=used_s)
+
+    def _begin(self, key: ContentKey, size: int, used: UsedContent, *, used_s: float = 0.0) -> Arrival:
         if size > self.limits.max_bytes:
             raise ContentTooLarge
         with self._lock:
-            self._make_room(_folder_of(tenant_id), size, used)
+            self._make_room(key[0], size, used)
             self._next += 1
-            arrival = Arrival(self, (_folder_of(tenant_id), digest), self._incoming / str(self._next), size)
+            arrival = Arrival(self, key, self._incoming / str(self._next), size, used_s)
             self._arriving[arrival] = size
         return arrival
 
@@ -126,7 +181,7 @@ class ContentStore:
 
     # -- of an arrival
 
-    def settle(self, arrival: Arrival, key: tuple[str, str] | None, size: int) -> None:
+    def settle(self, arrival: Arrival, key: ContentKey | None, size: int) -> None:
         """`key` None: it was given up."""
         with self._lock:
             self._arriving.pop(arrival, None)
@@ -135,9 +190,14 @@ class ContentStore:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 arrival.path.rename(path)
                 _sync_folder(path.parent)
-                self._kept[key] = _Kept(size, time.time())
+                used_s = arrival.used_s or time.time()
+                with contextlib.suppress(OSError):
+                    os.utime(path, (used_s, used_s))
+                self._kept[key] = _Kept(size, used_s)
         if key is None:
             arrival.path.unlink(missing_ok=True)
+        else:
+            self.on_stored(key)
 
     # -- room
 
@@ -161,28 +221,29 @@ class ContentStore:
         kept = sum(each.size for key, each in self._kept.items() if folder in {"", key[0]})
         return kept + sum(size for each, size in self._arriving.items() if folder in {"", each.key[0]})
 
-    def _unused(self, used: Iterable[tuple[TenantId, str]]) -> list[tuple[str, str]]:
+    def _unused(self, used: Iterable[tuple[TenantId, str]]) -> list[ContentKey]:
         """The least recently used first."""
         busy = {(_folder_of(tenant_id), digest) for tenant_id, digest in used}
         recent_s = time.time() - RECENT_S
         free = [key for key, kept in self._kept.items() if key not in busy and kept.used_s < recent_s]
         return sorted(free, key=lambda key: self._kept[key].used_s)
 
-    def _delete(self, key: tuple[str, str]) -> None:
+    def _delete(self, key: ContentKey) -> None:
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
         self._kept.pop(key, None)
 
-    def _path(self, key: tuple[str, str]) -> Path:
+    def _path(self, key: ContentKey) -> Path:
         return self._folder / key[0] / key[1]
 
 
 class Arrival:
     """Content on its way into the store. End it with `finish` or `give_up`."""
 
-    def __init__(self, store: ContentStore, key: tuple[str, str], path: Path, size: int) -> None:
+    def __init__(self, store: ContentStore, key: ContentKey, path: Path, size: int, used_s: float) -> None:
         self.key = key
         self.path = path
+        self.used_s = used_s  # elsewhere; 0: used now, for the first time
         self._store = store
         self._promised = size
         self._hash = hashlib.sha256()
@@ -220,6 +281,10 @@ class Arrival:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def key_of(tenant_id: TenantId, digest: str) -> ContentKey:
+    return _folder_of(tenant_id), digest
 
 
 def _folder_of(tenant_id: TenantId) -> str:

@@ -41,13 +41,13 @@ class Copies:
         store: LogStore,
         wholeness: Wholeness,
         append: Callable[[Sequence[OutputPart]], Awaitable[None]],
-        send_stored: Callable[[Freed], None],
+        send_stored: Callable[[Freed[LeaseId]], None],
     ) -> None:
         self.store = store
         self.wholeness = wholeness
         self.append = append
         self._send_stored = send_stored
-        self.release: Release | None = None  # None: this scheduler does not lead
+        self.release: Release[LeaseId] | None = None  # None: this scheduler does not lead
         self._led_s = 0.0
         self._fresh: deque[words.RunKey] = deque(maxlen=MAX_FRESH)
         self._fresh_end = 0  # the number after the last one of them
@@ -144,7 +144,7 @@ class Copies:
         except TimeoutError:
             pass
 
-    def _free(self, freed: list[Freed]) -> None:
+    def _free(self, freed: list[Freed[LeaseId]]) -> None:
         for each in freed:
             self._send_stored(each)
 

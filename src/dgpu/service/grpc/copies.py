@@ -1,4 +1,4 @@
-"""Copies of output over gRPC: the methods on the agents' port of the master, and a standby's connection to it.
+"""Copies of output and content over gRPC: methods on the agents' port of the master, and a standby's connection to it.
 
 With TLS, a scheduler shows a certificate that it gave itself: every scheduler has the key of the cluster's authority.
 """
@@ -13,6 +13,8 @@ import grpc
 import grpc.aio
 import msgspec
 
+from dgpu.service.content import copy_words
+from dgpu.service.content.copies import ContentCopies
 from dgpu.service.copies import words
 from dgpu.service.copies.copies import Copies
 from dgpu.service.copies.stock import DamagedEntry
@@ -38,14 +40,32 @@ Admit = Callable[[_Context], Awaitable[None]]  # aborts the call of a stranger
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+_Asks = dict[str, tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]]
+
+
 def copy_methods(copies: Copies, admit: Admit) -> grpc.GenericRpcHandler:
-    asks: dict[str, tuple[type[Any], Callable[[Any], Awaitable[msgspec.Struct]]]] = {
+    asks: _Asks = {
         "Fresh": (words.FreshAsk, copies.fresh),
         "Page": (words.PageAsk, copies.page),
         "Entries": (words.Wanted, copies.entries),
         "Offered": (words.OwnPage, copies.offered),
         "Put": (words.Entries, copies.put),
     }
+    return _handler(words.SERVICE, asks, admit)
+
+
+def content_methods(copies: ContentCopies, admit: Admit) -> grpc.GenericRpcHandler:
+    asks: _Asks = {
+        "Fresh": (copy_words.FreshAsk, copies.fresh),
+        "Page": (copy_words.PageAsk, copies.page),
+        "Piece": (copy_words.PieceAsk, copies.piece),
+        "Offered": (copy_words.OwnPage, copies.offered),
+        "Put": (copy_words.GivenPiece, copies.put),
+    }
+    return _handler(copy_words.SERVICE, asks, admit)
+
+
+def _handler(service: str, asks: _Asks, admit: Admit) -> grpc.GenericRpcHandler:
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
             _answering(ask, answer, admit),
@@ -54,7 +74,7 @@ def copy_methods(copies: Copies, admit: Admit) -> grpc.GenericRpcHandler:
         )
         for name, (ask, answer) in asks.items()
     }
-    handler: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(words.SERVICE, methods)
+    handler: grpc.GenericRpcHandler = grpc.method_handlers_generic_handler(service, methods)
     return handler
 
 
@@ -79,8 +99,9 @@ def _answering(
 class MasterLink:
     """A standby's connection to the master. `authority`: None for plain text."""
 
-    def __init__(self, address: str, authority: Authority | None) -> None:
+    def __init__(self, address: str, authority: Authority | None, service: str = words.SERVICE) -> None:
         self._address = address
+        self._service = service
         if authority is None:
             self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
             return
@@ -94,7 +115,7 @@ class MasterLink:
     async def call(self, method: str, message: msgspec.Struct, answer: type[T]) -> T:
         """Raises MasterGone."""
         call: grpc.aio.UnaryUnaryMultiCallable[Any, bytes] = self._channel.unary_unary(
-            f"/{words.SERVICE}/{method}",
+            f"/{self._service}/{method}",
             request_serializer=msgspec.msgpack.encode,
             response_deserializer=None,
         )

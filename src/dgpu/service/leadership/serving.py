@@ -25,6 +25,10 @@ from dgpu.journal.journal import Group
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import AuditTrail, audit_trail
+from dgpu.service.content import copy_words
+from dgpu.service.content.copying import copy_content_for_ever
+from dgpu.service.content.uses import used_content
+from dgpu.service.copies import words
 from dgpu.service.copies.taking import take_for_ever
 from dgpu.service.leadership.candidacy import Candidacy
 from dgpu.service.leadership.digests import Digests
@@ -139,7 +143,7 @@ class _Life:
         self._ready = ready
         self._on_committed = on_committed
         self._show_token = show_token
-        self._streams = node_streams(stored_content(options))
+        self._streams = node_streams(stored_content(options), is_shared=True)
         self._connections = AgentConnections(max=budget_of(file_limit()).agents)
         self._standing = standing
 
@@ -243,25 +247,34 @@ class _Life:
     async def _taking_copies(
         self, parts: Parts, candidacy: Candidacy, output: OutputStreams
     ) -> AsyncIterator[None]:
-        """While it follows, a standby takes copies of output from the scheduler that leads."""
-        if output.copies is None:
-            yield
-            return
+        """While it follows, a standby takes copies of output and content from the scheduler that leads."""
         from dgpu.service.grpc.copies import MasterLink
 
         authority = None if self._machines is None else self._machines.authority
 
-        def connect() -> MasterLink | None:
+        def connect(service: str) -> MasterLink | None:
             leader = candidacy.machine.leader
-            return None if leader is None else MasterLink(leader.candidate.grpc, authority)
+            return None if leader is None else MasterLink(leader.candidate.grpc, authority, service)
 
-        work = take_for_ever(output.copies, self._shared.name, connect, parts.runtime.now_ms)
-        taking = asyncio.create_task(work, name="copies")
+        name, content = self._shared.name, self._streams.files.content_copies
+        taking: list[asyncio.Task[None]] = []
+        if output.copies is not None:
+            work = take_for_ever(output.copies, name, lambda: connect(words.SERVICE), parts.runtime.now_ms)
+            taking.append(asyncio.create_task(work, name="copies"))
+        if content is not None:
+            content.used = lambda: parts.runtime.read(used_content)
+            work = copy_content_for_ever(content, name, lambda: connect(copy_words.SERVICE))
+            taking.append(asyncio.create_task(work, name="content-copies"))
         try:
             yield
         finally:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+            for each in taking:
+                each.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+
+    def _giving_content(self) -> contextlib.AbstractAsyncContextManager[None]:
+        content = self._streams.files.content_copies
+        return contextlib.nullcontext() if content is None else content.leading()
 
     async def _until_won(self, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> None:
         await asyncio.wait((candidacy.won, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -295,6 +308,7 @@ class _Life:
             await output.copies.lead(before, runtime.epoch)
         async with (
             self._trimming(parts, candidacy).running(),
+            self._giving_content(),
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(
                 options, runtime, output, self._streams, self._connections, self._machines, trail
@@ -309,8 +323,7 @@ class _Life:
             _log.info("role_changed", role="master", epoch=runtime.epoch, cause="won the leader key")
             with contextlib.suppress(NotMaster):
                 await show_first_token(runtime, access, self._show_token)
-            http = backend.options.standing.master
-            _log.info("scheduler_ready", http=http, grpc=str(self._shared.grpc), epoch=runtime.epoch)
+            _log.info("scheduler_ready", http=self._shared.http, grpc=self._shared.grpc, epoch=runtime.epoch)
             grpc = Address(host=options.grpc.host, port=grpc_port)
             self._ready(ServedAt(http=self._http, grpc=grpc, epoch=runtime.epoch))
             await asyncio.wait((candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)

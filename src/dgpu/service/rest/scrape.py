@@ -222,6 +222,12 @@ class Scrapes:
         text.one("output_waiting_for_copy", "gauge", about, None if release is None else release.waiting)
         about = "Ended runs whose output is only on this scheduler, because no standby took copies."
         text.one("output_one_copy", "gauge", about, None if release is None else release.one_copy)
+        contents = self._backend.files.content_copies
+        kept = None if contents is None else contents.release
+        about = "Stored content, such as uploads, that a standby has not copied yet. Absent without other schedulers."
+        text.one("content_waiting_for_copy", "gauge", about, None if kept is None else kept.waiting)
+        about = "Stored content that is only on this scheduler, because no standby could take a copy."
+        text.one("content_one_copy", "gauge", about, None if kept is None else kept.one_copy)
         unsent = runtime.unsent
         text.one("agent_streams", "gauge", "Streams of agents that are open.", len(unsent))
         about = "Messages to agents that wait to be written, over all streams."

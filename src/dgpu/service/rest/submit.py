@@ -107,7 +107,7 @@ async def submit_entries(
     await refuse_foreign_entries(backend, who, entries, batch=batch)
     refuse_userless_entries(backend, entries, batch=batch)
     refuse_long_grace(backend, entries, batch=batch)
-    refuse_unknown_uploads(backend, entries, apps, batch=batch)
+    await refuse_unknown_uploads(backend, entries, apps, batch=batch)
     await refuse_unknown_targets(backend, entries, batch=batch)
     command = SubmitTasks(entries=entries, apps=apps)
     if key:

@@ -20,7 +20,7 @@ from dgpu.service.content.store import (
 from dgpu.service.content.uses import used_content
 from dgpu.service.rest.attempt import note_tenant
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.known_uploads import store_of, unknown_upload
+from dgpu.service.rest.known_uploads import PUT_PATIENCE_S, store_of, unknown_upload, until_copied
 from dgpu.service.rest.ownership import submitter_of
 from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import FieldError, Problem
@@ -75,7 +75,8 @@ async def has_upload(rest: Given, who: Who, sha256: Sha256, tenant: TenantQuery 
     description="The body is the content (Content-Type: application/octet-stream), a tar file packed with gzip. It is "
     "stored when its SHA-256 is the one in the path, else 422 `digest_mismatch`. 413 above the limit, before the "
     "body is read if Content-Length is given; 507 `uploads_full` if there is no room. A scheduler that has it already "
-    "answers at once. An archive is deleted seven days after its last use (storage.upload_retention), "
+    "answers at once. With several schedulers, the answer comes when every standby in contact has a copy, after 60 s "
+    "at the latest. An archive is deleted seven days after its last use (storage.upload_retention), "
     "but not while a task that waits or runs needs it.",
     status_code=200,
     request_max_body_size=None,
@@ -88,6 +89,7 @@ async def put_upload(
     note_tenant(tenant_id)
     size = _announced(request, store.limits.max_bytes)
     if await asyncio.to_thread(store.find, tenant_id, digest) is not None:
+        await until_copied(rest, [(tenant_id, digest)], PUT_PATIENCE_S)
         return _found(rest, tenant_id, digest)
     if rest.arrivals >= MAX_ARRIVALS:
         detail = f"{MAX_ARRIVALS} uploads are under way. Try again soon."
@@ -125,6 +127,7 @@ async def put_upload(
         raise _full(error.strerror or str(error)) from None
     finally:
         rest.arrivals -= 1
+    await until_copied(rest, [(tenant_id, digest)], PUT_PATIENCE_S)
     return _found(rest, tenant_id, digest)
 
 

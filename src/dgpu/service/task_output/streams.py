@@ -178,9 +178,9 @@ class OutputStreams:
         elif (link := self._links.get(durable.link_id)) is not None:
             link.send(pb.FromSchedulerOutput(received=pb.Received(lease_id=durable.lease_id)))
 
-    def _free(self, freed: Freed) -> None:
+    def _free(self, freed: Freed[LeaseId]) -> None:
         if (link := self._links.get(freed.link_id)) is not None:
-            link.send(pb.FromSchedulerOutput(stored=pb.Stored(lease_id=freed.lease_id)))
+            link.send(pb.FromSchedulerOutput(stored=pb.Stored(lease_id=freed.key)))
 
     async def _append(self, parts: Sequence[OutputPart]) -> None:
         """Copies of another scheduler. Raises OSError."""
