@@ -127,6 +127,15 @@ class PartTooLarge(Refusal, frozen=True, kw_only=True):
     refused: Refusal
 
 
+class TasksDiffer(Refusal, frozen=True, kw_only=True):
+    """The head of a line and a task behind it with a reservation are refused by different rules. A line sleeps with it;
+    `why` reports the refusal of each task.
+    """
+
+    code: ClassVar[str] = "tasks_differ"
+    scope: ClassVar[Scope] = Scope.OTHER
+
+
 class NoWorker(Refusal, frozen=True, kw_only=True):
     """No worker of the call's app is ready."""
 
@@ -163,3 +172,4 @@ class WaitsForWarm(Refusal, frozen=True, kw_only=True):
 
 
 NO_ROOM = NoRoom()
+TASKS_DIFFER = TasksDiffer()

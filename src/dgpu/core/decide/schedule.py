@@ -26,10 +26,10 @@ from dgpu.core.index.beds import NO_SLOT, Passable
 from dgpu.core.index.limits import settle_pools
 from dgpu.core.index.line import Line
 from dgpu.core.index.room import Room
-from dgpu.core.model.ids import NO_TASK, TaskId
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Pool
-from dgpu.core.refusals import NO_ROOM, PartTooLarge, Refusal, Scope, WaitsForWarm
+from dgpu.core.refusals import NO_ROOM, TASKS_DIFFER, PartTooLarge, Refusal, Scope, WaitsForWarm
 from dgpu.core.rules.access import access_of, bookings_in_order, is_favoured
 from dgpu.core.rules.admission import admit, free_milli, guarantees, has_quota, lines_of, pool_quota
 from dgpu.core.rules.giving import gives_way
@@ -73,42 +73,44 @@ class Pass:
                     self._apply(surplus_workers(state, at))
                     self._apply(tuple(gives_way(state, at)))
                 break
-            refusal = self._try(line)
-            if refusal is None:
-                placed += 1
-            else:
-                self._sleep(line, refusal)
+            placed += self._try(line)
         return tuple(self.events)
 
-    def _sleep(self, line: Line, refusal: Refusal) -> None:
-        """The line sleeps. If it waits for GPUs and a slot is free, its first task without a reservation gets one."""
+    def _sleep(self, line: Line, refusal: Refusal, *, alike: bool) -> None:
+        """The line sleeps. If it waits for GPUs and a slot is free, its first task without a reservation gets one.
+        `alike`: the changes that lift the refusal of its head wake its other tasks with a reservation, too.
+        """
         state = self.state
         reserved: tuple[Event, ...] | None = None
         if refusal.scope is Scope.ROOM:
             reserved = reserve(state, line, self.at, quota_alone=False)
-        if not reserved:
-            above = NO_SLOT if reserved is None else slot_level(state, self.at)
-            state.queue.beds.sleep(line, refusal, above, NO_TASK)
-            return
-        self._apply(reserved)
-        seeker = line.first_not_in(state.reservations)
-        state.queue.beds.sleep(line, refusal, slot_level(state, self.at), seeker)
+        if reserved:
+            self._apply(reserved)
+            alike = alike and not self._others(line)  # the task was not tried with its reservation
+        above = NO_SLOT if reserved is None else slot_level(state, self.at)
+        state.queue.beds.sleep(line, refusal if alike else TASKS_DIFFER, above)
 
-    def _try(self, line: Line) -> Refusal | None:
-        """Grants a task of the line its demand, or returns the refusal of its head. A task with a reservation may start
-        even if the head cannot.
+    def _try(self, line: Line) -> bool:
+        """Grants a task of the line its demand, or puts the line to sleep. A task with a reservation may start even if
+        the head cannot.
         """
         refusal = self._try_task(line, line.head)
-        if refusal is not None and line.reserved and _may_spare_others(refusal):
-            others = [
-                booking.task_id
-                for booking in bookings_in_order(self.state, self.at)
-                if booking.line is line and booking.task_id != line.head
-            ]
-            for task_id in others:
-                if self._try_task(line, task_id) is None:
-                    return None
-        return refusal
+        if refusal is None:
+            return True
+        alike = True
+        if line.reserved and _may_spare_others(refusal):
+            for task_id in self._others(line):
+                other = self._try_task(line, task_id)
+                if other is None:
+                    return True
+                alike = alike and other.scope is refusal.scope
+        self._sleep(line, refusal, alike=alike)
+        return False
+
+    def _others(self, line: Line) -> list[TaskId]:
+        """The tasks of the line with a reservation, without its head."""
+        bookings = bookings_in_order(self.state, self.at)
+        return [each.task_id for each in bookings if each.line is line and each.task_id != line.head]
 
     def _try_task(self, line: Line, task_id: TaskId) -> Refusal | None:
         state, at = self.state, self.at
@@ -259,7 +261,6 @@ def _wake_for_less(state: ClusterState, at: int) -> None:
     if state.reservations:
         _wake_favoured(state)
         _wake_for_gpus(state)
-        _wake_for_others(state, at)
         _wake_for_tenants(state, at)
     beds.wake_others()
 
@@ -294,18 +295,6 @@ def _wake_for_gpus(state: ClusterState) -> None:
             state.queue.beds.wake_line(state.queue.line_of(state.tasks[made.task_id]))
 
 
-def _wake_for_others(state: ClusterState, at: int) -> None:
-    """A line sleeps by the refusal of its head. Another of its tasks with a reservation may be refused by another rule,
-    which this change may lift.
-    """
-    for booking in bookings_in_order(state, at):
-        line, task_id = booking.line, booking.task_id
-        if task_id == line.head or line.demand.whole_milli > state.rooms.idle_milli:
-            continue
-        if admit(state, line, line.claim, access_of(state, line, task_id, at)) is None:
-            state.queue.beds.wake_line(line)
-
-
 def _wake_for_tenants(state: ClusterState, at: int) -> None:
     """What a tenant's reservations keep of its limits depends on all other reservations: those of unknown time may hold
     only so much together.
@@ -323,9 +312,11 @@ def _wake_for_tenants(state: ClusterState, at: int) -> None:
 
 
 def _is_let_in(state: ClusterState, bed: Bed, at: int) -> bool:
-    """Whether no limit of its tenant refuses the first line of the bed."""
+    """Whether no limit of its tenant refuses the first line of the bed. Another task of the line with a reservation may
+    be let in where the first task is not.
+    """
     first = bed.first()
-    if first is None:
+    if first is None or first.reserved:
         return True
     refusal = admit(state, first, first.claim, access_of(state, first, first.head, at))
     return refusal is None or refusal.scope is not _TENANT

@@ -10,7 +10,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final, TypeAlias
 
 from dgpu.core.index.line import FIRST_OF_ALL, Line, Turn
-from dgpu.core.model.ids import NO_TASK, TaskId
 
 # The common properties of the lines of a bed; see beds.bed_key. The type has no fixed length for the compiler, because
 # tuples of different lengths are keys of one dict.
@@ -57,20 +56,15 @@ class Bed:
 
     def leave(self, line: Line) -> None:
         del self.lines[line]
-        line.listed, line.seeker = None, NO_TASK
+        line.listed = None
 
-    def set_aside(self, line: Line, seeker: TaskId) -> None:
-        """The line was tried. `seeker`: its next task that may need a reservation. The line is offered in the turn of
-        that task.
-        """
-        line.listed, line.seeker = None, seeker
+    def set_aside(self, line: Line) -> None:
+        """The line was tried."""
+        line.listed = None
         self.tried.append(line)
-        if seeker:
-            self.list_line(line)
 
     def put_back(self) -> None:
         for line in self.tried:
-            line.seeker = NO_TASK
             if line.bed is self:
                 line.listed = None
                 self.list_line(line)

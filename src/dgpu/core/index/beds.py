@@ -13,7 +13,6 @@ from dgpu.core.index.account import Account
 from dgpu.core.index.bed import Bed, BedKey, Offers
 from dgpu.core.index.line import Ageing, KnownShape, Line, Turn
 from dgpu.core.index.room import Room, whole
-from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.refusals import Refusal, Scope
 from dgpu.core.rules.fit import fits
 
@@ -28,6 +27,7 @@ _GUARANTEE: Final = Scope.GUARANTEE
 _OTHER: Final = Scope.OTHER
 _WORKER: Final = Scope.WORKER
 _OF_ONE: Final = (_POOL, _TENANT, _WORKER)
+_OF_DEMAND: Final = (_ROOM, _OTHER)
 # In place of the level that a task must exceed to take a reservation slot.
 FREE_SLOT: Final = -(1 << 62)  # a slot is free
 NO_SLOT: Final = 1 << 62
@@ -174,20 +174,18 @@ class Beds:
         self._move(line, bed)
         return True
 
-    def sleep(self, line: Line, refusal: Refusal, slot_level: int, seeker: TaskId) -> None:
+    def sleep(self, line: Line, refusal: Refusal, slot_level: int) -> None:
         """Only a change that may lift the refusal wakes the line, together with all lines of the same refusal.
-        `slot_level`: the next tasks of these lines above this level may need a reservation slot. `seeker`: the next
-        such task of this line, if any.
+        `slot_level`: the next lines of the bed above this level may need a reservation slot.
         """
         bed = self._bed(bed_key(line, refusal))
-        line.seeker = NO_TASK
         turn = line.turn()
         if line.bed is not bed:
             self._move(line, bed)
         if turn is not None:
             bed.refused = turn
         if refusal.scope is _ROOM and _is_above(turn, slot_level):
-            bed.set_aside(line, seeker)
+            bed.set_aside(line)
             bed.is_open = bed.for_slot = True
             self._offers.offer(bed)
         else:
@@ -258,8 +256,7 @@ class Beds:
         bed = self._beds.get(key)
         if bed is None:
             self._made += 1
-            may_be_large = key[0] is _ROOM and not key[4]  # a line with a reservation is always tried
-            gpus_milli = key[1].whole_milli if may_be_large else 0
+            gpus_milli = key[1].whole_milli if key[0] in _OF_DEMAND else 0
             bed = self._beds[key] = self._kin(key)[key] = Bed(key, self._made, gpus_milli)
         return bed
 
@@ -292,7 +289,7 @@ def bed_key(line: Line, refusal: Refusal) -> BedKey:
         return (scope, line.account.tenant_id, claim.milli, claim.memory_mb, line.lasts_ms, own)
     if scope is _GUARANTEE:
         return (scope, line.account.tenant_id, claim.milli)
-    return (scope, line.demand, line.account.tenant_id, line.pool.pool, line.lasts_ms)
+    return (scope, line.demand, line.account.tenant_id, line.pool.pool, line.lasts_ms, own)
 
 
 def room_key(line: Line) -> BedKey:

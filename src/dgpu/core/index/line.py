@@ -93,7 +93,6 @@ class Line:
         "pool",
         "priority",
         "reserved",
-        "seeker",
     )
 
     def __init__(self, known: KnownShape, lasts_ms: int, ageing: Ageing, bed: Bed) -> None:
@@ -114,7 +113,6 @@ class Line:
         self.array_full = False
         self.head = NO_TASK  # the oldest task that may be placed
         self.reserved = 0  # tasks of it that hold a reservation
-        self.seeker = NO_TASK  # while reservations are made: the oldest task without one; see Bed
         self.apart: list[TaskId] = []  # sorted
         self._ready: list[TaskId] = []  # sorted from `_start` on; earlier entries were taken
         self._start = 0
@@ -144,12 +142,11 @@ class Line:
         return self._ready[self._start :]
 
     def turn(self) -> Turn | None:
-        head = self.seeker or self.head
-        return self.turn_of(head) if head else None
+        return self.turn_of(self.head) if self.head else None
 
     def stands_at(self, standing: int, head: int) -> bool:
         """Its turn is still this one. A head has one level."""
-        return head == (self.seeker or self.head) and standing == self.account.standing
+        return head == self.head and standing == self.account.standing
 
     def turn_of(self, task_id: TaskId) -> Turn:
         level = self.level(task_id) if self.ageing.point_ms else self.priority
