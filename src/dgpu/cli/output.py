@@ -32,6 +32,8 @@ STATUS_STYLES = {
     "reserved": "yellow",
     "warn": "yellow",
     "busy": "cyan",
+    "warm": "green",
+    "starting": "yellow",
     "cancelled": "magenta",
     "failed": "red",
     "fail": "red",

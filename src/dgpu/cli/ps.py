@@ -33,7 +33,12 @@ _SEARCHED = frozenset({"user", "name", "label", "node", "array"})
 
 
 def name_of(row: Row) -> str:
-    name = str(row["name"] or command_text(row["command"]) or ("allocation" if row["allocation"] else ""))
+    name = str(
+        row["name"]
+        or row.get("entrypoint")
+        or command_text(row["command"])
+        or ("allocation" if row["allocation"] else "")
+    )
     return name if row["array_index"] is None else f"[{row['array_index']}] {name}"
 
 
@@ -58,10 +63,16 @@ def place_of(row: Row, *, short: bool = False) -> str:
             or row["node"]
             or "being placed"
         )
-        return f"{where}{stopping}"
+        return f"{where}{stopping}{far_of(row)}"
     if row["status"] == "success":
         return str(row["node"] or "")
     return told("ended", str(row["reason"]), row, str(row["error"] or row["reason"] or ""))
+
+
+def far_of(row: Row) -> str:
+    """How far a function is, if it says so: `, 40 % epoch 2`."""
+    said = row.get("progress")
+    return f", {said['fraction']:.0%} {said['text']}".replace("%", " %").rstrip() if said else ""
 
 
 def _reason_of(row: Row, *, short: bool) -> str:

@@ -12,6 +12,7 @@ from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import between, clock, duration, limit, memory, plural
 from dgpu.cli.output import print_document, print_fields
+from dgpu.cli.ps import far_of
 from dgpu.cli.why import reservation
 from dgpu.client.language import told
 
@@ -64,7 +65,8 @@ def fields(task: dict[str, Any], *, wide: bool = False) -> list[tuple[str, str]]
         ("nodes", "" if task["nodes"] == 1 else str(task["nodes"])),
         ("after", ", ".join(f"{each['task_id']} ({each['when']})" for each in task["after"])),
         ("array", _array(task)),
-        ("progress", result(task) if task.get("array") else ""),
+        ("progress", result(task) if task.get("array") else far_of(task).removeprefix(", ")),
+        ("worker", task.get("worker") or ""),
         ("reservation", reservation(task["reservation"]) if task.get("reservation") else ""),
         ("node", ", ".join(task["allocated_nodes"]) or task["node"] or ""),
         ("gpus", ", ".join(task["allocated_gpu_names"])),
@@ -94,6 +96,7 @@ def fields(task: dict[str, Any], *, wide: bool = False) -> list[tuple[str, str]]
 
 def _program(task: dict[str, Any]) -> list[tuple[str, str]]:
     return [
+        ("function", task.get("entrypoint") or ""),
         ("command", command_text(task["command"])),
         ("script", f"{plural(task['script_bytes'], 'byte')}, sent at submit" if task["script_bytes"] else ""),
         ("workdir", _workdir(task)),

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dgpu.cli import submission as s
+from dgpu.cli.connection import builtins, connect, is_same_host
+from dgpu.cli.failures import note
+from dgpu.cli.flags import flags_of
+from dgpu.cli.output import print_document
+from dgpu.cli.result import awaited, show_result
+from dgpu.cli.uploading import with_uploads
+from dgpu.client.surroundings import current_directory
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def call(
+    ctx: typer.Context,
+    entrypoint: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="package.module:function.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARG", show_default=False, help="As texts.")
+    ] = None,
+    kwargs: Annotated[list[str] | None, typer.Option("--kwarg", "-k", metavar="K=V", help="By name.")] = None,
+    json_args: Annotated[
+        bool, typer.Option("--json-args", help="ARG and V are JSON: 3, true, [1,2].")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-W", help="Wait, and print the result.")] = False,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="PATH", help="Interpreter of the worker. [on this host: ours]"),
+    ] = None,
+    python_path: Annotated[
+        list[str] | None,
+        typer.Option("--python-path", metavar="DIR", help="Directory with the module. [on this host: here]"),
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max-workers", metavar="N", min=1, max=256, help="Workers at once. [8]")
+    ] = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option("--preload", metavar="MODULE:LOADER", help="Models to load at the start."),
+    ] = None,
+) -> int:
+    """Call a function on a GPU, in a worker that stays for further calls and keeps its models.
+
+    dgpu call job:run input.txt --wait
+    """
+    flags = flags_of(ctx)
+    client = connect(flags)
+    task: dict[str, Any] = s.described(s.given_options(ctx), ())
+    task |= {"entrypoint": entrypoint, "args": [_value(each, json_args, "ARG") for each in args or ()]}
+    if kwargs:
+        task["kwargs"] = dict(_named(each, json_args) for each in kwargs)
+    is_here = is_same_host(client.urls)
+    given = {
+        "python": python or (sys.executable if is_here else None),
+        "python_path": _directories(python_path, is_here=is_here, uploads="upload" in task),
+        "max_workers": max_workers,
+        "preload": preload,
+    }
+    task |= {name: value for name, value in given.items() if value}
+    answer = client.submit(**with_uploads(client, [task])[0])
+    if wait:
+        flags.returns_task_code = True
+        return _waited(client, answer.task_id, flags)
+    if flags.is_table or flags.output == "name":
+        typer.echo(answer.task_id)
+    else:
+        print_document(builtins(answer), flags)
+    if flags.is_table:
+        note(f"Its result: dgpu result --wait {answer.task_id.removeprefix('task-')}")
+    return 0
+
+
+def _waited(client: Any, task_id: str, flags: Any) -> int:
+    try:
+        return show_result(client, awaited(client, task_id, None), flags)
+    except KeyboardInterrupt:
+        client.cancel(task_id)
+        note(f"dgpu: {task_id} is cancelled")
+        raise
+
+
+def _directories(given: list[str] | None, *, is_here: bool, uploads: bool) -> list[str]:
+    """Relative ones are of this directory, or of the upload."""
+    here = current_directory() or "/"
+    if given:
+        return given if uploads else [os.path.normpath(os.path.join(here, each)) for each in given]  # noqa: PTH118
+    return [here] if is_here and not uploads else []
+
+
+def _named(text: str, is_json: bool) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--kwarg")
+    return name, _value(value, is_json, f"--kwarg {name}")
+
+
+def _value(text: str, is_json: bool, where: str) -> Any:
+    if not is_json:
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is not JSON: {error}; a text is '\"{text}\"'", param_hint=where
+        ) from None

@@ -1,0 +1,165 @@
+"""call, result and workers at the command line."""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+import msgspec
+import pytest
+
+from .conftest import SUBMITTED, problem, task
+
+ENDED = {"task_id": "task-7", "status": "success", "result": {"a": [1, None]}, "encoding": "json"}
+WORKER = {
+    "task_id": "task-3",
+    "app": "a1b2",
+    "tenant_id": "lab",
+    "node": "n1",
+    "gpus": [0],
+    "status": "warm",
+    "idle_since": "2026-05-04T10:00:00.000Z",
+    "models": [
+        {"name": "deepseek-7b", "memory_mb": 16_384},
+        {"name": "tiny", "loading": True},
+    ],
+    "running": None,
+    "queued": 2,
+}
+
+
+def test_call_sends_the_function_its_arguments_and_where_its_code_is(
+    dgpu, server, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    code, out, err = dgpu(
+        *(
+            "--server",
+            server.url,
+            "call",
+            "my-job:run",
+            "3",
+            "x",
+            "-k",
+            "lr=0.1",
+            "-G",
+            "2",
+            "--model",
+            "tiny",
+        )
+    )
+    assert (code, out) == (0, "task-7\n")
+    assert "dgpu result --wait 7" in err
+    [sent] = server.sent("POST", "/api/v1/tasks")
+    assert (sent["entrypoint"], sent["args"], sent["kwargs"]) == ("my-job:run", ["3", "x"], {"lr": "0.1"})
+    assert (sent["gpu_count"], sent["model_name"]) == (2, "tiny")
+    assert (sent["python"], sent["python_path"], sent["workdir"]) == (
+        sys.executable,
+        [str(tmp_path)],
+        str(tmp_path),
+    )
+    assert "command" not in sent
+
+
+def test_call_takes_json_and_waits_for_the_result(dgpu, server) -> None:
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    server.answers["GET", "/api/v1/tasks/task-7/result"] = [
+        (202, {"task_id": "task-7", "status": "running"}),
+        (200, ENDED),
+    ]
+    code, out, _ = dgpu("--server", server.url, "call", "m:f", "[1]", "--json-args", "-k", "b=true", "--wait")
+    assert (code, out) == (0, '{"a": [1, null]}\n')
+    [sent] = server.sent("POST", "/api/v1/tasks")
+    assert (sent["args"], sent["kwargs"]) == ([[1]], {"b": True})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("m:f", "[1", "--json-args"), "'[1' is not JSON"),
+        (("m:f", "-k", "b"), "'b' is not NAME=VALUE"),
+    ],
+)
+def test_call_refuses_what_it_cannot_read(dgpu, server, arguments, words) -> None:
+    code, _, err = dgpu("--server", server.url, "call", *arguments)
+    assert code == 2
+    assert words in err
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "out", "err"),
+    [
+        (ENDED, 0, '{"a": [1, null]}\n', ""),
+        (
+            {
+                **ENDED,
+                "result": base64.b64encode(msgspec.msgpack.encode(b"\0raw")).decode(),
+                "encoding": "msgpack",
+            },
+            0,
+            "\0raw",
+            "",
+        ),
+        (
+            {
+                "task_id": "task-7",
+                "status": "failed",
+                "error": "ValueError: x",
+                "traceback": "Traceback\nValueError: x",
+            },
+            1,
+            "",
+            "Traceback\nValueError: x\n",
+        ),
+        (
+            {"task_id": "task-7", "status": "failed", "reason": "timeout", "error": "its time was up"},
+            124,
+            "",
+            "dgpu: task-7 failed: its time was up\n",
+        ),
+        ({"task_id": "task-7", "status": "cancelled", "reason": "cancelled"}, 130, "", "task-7 cancelled"),
+        ({"task_id": "task-7", "status": "running"}, 7, "", "task-7 has not ended: running"),
+    ],
+)
+def test_result_prints_the_value_or_says_how_the_call_ended(dgpu, server, answer, code, out, err) -> None:
+    server.answers["GET", "/api/v1/tasks/task-7/result"] = (200, answer)
+    found = dgpu("--server", server.url, "result", "7")
+    assert found[:2] == (code, out)
+    assert err in found[2]
+
+
+def test_a_large_result_is_fetched(dgpu, server) -> None:
+    server.answers["GET", "/api/v1/tasks/task-7/result"] = (200, {**ENDED, "result": None, "ref": "a" * 64})
+    server.answers["GET", "/api/v1/tasks/task-7/result/content"] = (200, msgspec.msgpack.encode("long"))
+    assert dgpu("--server", server.url, "result", "7")[:2] == (0, '"long"\n')
+
+
+def test_an_expired_result_is_told(dgpu, server) -> None:
+    gone = problem(410, "result_expired", "The result of task-7 is not kept any more.")
+    server.answers["GET", "/api/v1/tasks/task-7/result"] = (410, gone)
+    code, _, err = dgpu("--server", server.url, "result", "7")
+    assert code != 0
+    assert "not kept any more" in err
+
+
+def test_workers_show_their_models_and_how_long_they_idle(dgpu, server) -> None:
+    server.answers["GET", "/api/v1/workers"] = (200, {"workers": [WORKER]})
+    code, out, _ = dgpu("--server", server.url, "workers", "-A", "lab")
+    titles, row = out.splitlines()
+    assert code == 0
+    assert titles.split() == ["ID", "STATUS", "IDLE", "NODE", "GPUS", "MODELS", "RUNS", "QUEUED"]
+    assert "deepseek-7b, tiny (loading)" in row
+    assert server.queries["/api/v1/workers"] == {"tenant": "lab"}
+    assert "16G" in dgpu("--server", server.url, "workers", "-o", "wide")[1]
+    server.answers["GET", "/api/v1/workers"] = (200, {"workers": []})
+    assert "No workers." in dgpu("--server", server.url, "workers")[2]
+
+
+def test_ps_shows_how_far_a_function_is() -> None:
+    from dgpu.cli.ps import far_of
+
+    assert far_of({"progress": {"fraction": 0.4, "text": "epoch 2"}}) == ", 40 % epoch 2"
+    assert far_of({"progress": {"fraction": 1, "text": ""}}) == ", 100 %"
+    assert far_of(task(1)) == ""
