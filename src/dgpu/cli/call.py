@@ -3,18 +3,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dgpu.cli import submission as s
 from dgpu.cli.connection import builtins, connect, is_same_host
 from dgpu.cli.failures import note
-from dgpu.cli.flags import flags_of
+from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.output import print_document
 from dgpu.cli.result import awaited, show_result
 from dgpu.cli.uploading import with_uploads
 from dgpu.client.surroundings import current_directory
+
+if TYPE_CHECKING:
+    from dgpu.client.sync import Client
 
 app = typer.Typer(add_completion=False)
 
@@ -51,20 +54,21 @@ def call(
 
     dgpu call job:run input.txt --wait
     """
-    flags = flags_of(ctx)
-    client = connect(flags)
-    task: dict[str, Any] = s.described(s.given_options(ctx), ())
-    task |= {"entrypoint": entrypoint, "args": [_value(each, json_args, "ARG") for each in args or ()]}
+    code = {"python": python, "python_path": python_path, "max_workers": max_workers, "preload": preload}
+    read = _Reader(is_json=json_args)
+    task = s.described(s.given_options(ctx), ())
+    task |= {"entrypoint": entrypoint, "args": [read.value(each, "ARG") for each in args or ()]}
     if kwargs:
-        task["kwargs"] = dict(_named(each, json_args) for each in kwargs)
+        task["kwargs"] = dict(map(read.named, kwargs))
+    return _submit(task, code, flags_of(ctx), wait=wait)
+
+
+def _submit(task: dict[str, Any], code: dict[str, Any], flags: Flags, *, wait: bool) -> int:
+    client = connect(flags)
     is_here = is_same_host(client.urls)
-    given = {
-        "python": python or (sys.executable if is_here else None),
-        "python_path": _directories(python_path, is_here=is_here, uploads="upload" in task),
-        "max_workers": max_workers,
-        "preload": preload,
-    }
-    task |= {name: value for name, value in given.items() if value}
+    code["python"] = code["python"] or (sys.executable if is_here else None)
+    code["python_path"] = _directories(code["python_path"], is_here=is_here, uploads="upload" in task)
+    task |= {name: value for name, value in code.items() if value}
     answer = client.submit(**with_uploads(client, [task])[0])
     if wait:
         flags.returns_task_code = True
@@ -78,7 +82,7 @@ def call(
     return 0
 
 
-def _waited(client: Any, task_id: str, flags: Any) -> int:
+def _waited(client: Client, task_id: str, flags: Flags) -> int:
     try:
         return show_result(client, awaited(client, task_id, None), flags)
     except KeyboardInterrupt:
@@ -95,19 +99,24 @@ def _directories(given: list[str] | None, *, is_here: bool, uploads: bool) -> li
     return [here] if is_here and not uploads else []
 
 
-def _named(text: str, is_json: bool) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--kwarg")
-    return name, _value(value, is_json, f"--kwarg {name}")
+class _Reader:
+    """Arguments as typed: texts, or JSON."""
 
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
 
-def _value(text: str, is_json: bool, where: str) -> Any:
-    if not is_json:
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"{text!r} is not JSON: {error}; a text is '\"{text}\"'", param_hint=where
-        ) from None
+    def named(self, text: str) -> tuple[str, Any]:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--kwarg")
+        return name, self.value(value, f"--kwarg {name}")
+
+    def value(self, text: str, where: str) -> Any:
+        if not self._is_json:
+            return text
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise typer.BadParameter(
+                f"{text!r} is not JSON: {error}; a text is '\"{text}\"'", param_hint=where
+            ) from None
