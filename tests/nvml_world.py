@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 HERE = Path(__file__).parent / "integration" / "probe"
 NO_PERMISSION, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST, RESET_REQUIRED, VERSION_MISMATCH, UNKNOWN = (
@@ -19,6 +22,26 @@ NO_PERMISSION, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST, RESET_REQUIRED, VERSION_M
     18,
     999,
 )
+
+
+def build_library(folder: Path, *flags: str) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to build the NVML of the tests")
+    library = folder / "libnvidia-ml.so.1"
+    subprocess.run(
+        (compiler, "-shared", "-fPIC", "-Wall", "-Werror", *flags, "-o", library, HERE / "fake_nvml.c"),
+        check=True,
+        timeout=120,
+    )
+    return library
+
+
+def write_world(control: Path, *cards: Card, more: str = "") -> None:
+    """Tells an NVML of the tests what there is. `more`: further lines, see fake_nvml.c."""
+    fresh = control.with_suffix(".new")
+    fresh.write_text("\n".join([*(card.line() for card in cards), more, ""]))
+    fresh.replace(control)
 
 
 class Card:
@@ -60,9 +83,7 @@ class Nvml:
         )
 
     def world(self, *cards: Card, more: str = "") -> None:
-        fresh = self.control.with_suffix(".new")
-        fresh.write_text("\n".join([*(card.line() for card in cards), more, ""]))
-        fresh.replace(self.control)
+        write_world(self.control, *cards, more=more)
 
     def ask(self, verb: str, argument: Any = None) -> Any:
         assert self._process.stdin is not None

@@ -25,7 +25,8 @@ UIDS = "70000-70009"
 
 
 @contextlib.contextmanager
-def isolated_site(**settings: str):
+def isolated_site(*arguments: str, **settings: str):
+    """`arguments`: of `dgpu up`; without any, it simulates GPUs."""
     place = Site()
     tasks_dir = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-tasks-"))
     tasks_dir.chmod(0o755)
@@ -35,7 +36,7 @@ def isolated_site(**settings: str):
         **settings,
     }
     try:
-        place.up()
+        place.up(*arguments)
         yield place
     finally:
         place.close()
