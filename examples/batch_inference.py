@@ -9,7 +9,7 @@ import argparse
 import os
 import pathlib
 
-from language_model import LanguageModel, load_model
+from language_model import MISSING, LanguageModel, load_model
 
 import dgpu
 
@@ -34,6 +34,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--api", help="the scheduler; without it the one that `dgpu up` started")
     options = parser.parse_args()
+    if not WEIGHTS["DGPU_EXAMPLE_WEIGHTS"]:
+        parser.error(MISSING)
     dgpu.connect(options.api)
     prompts = options.prompts.read_text().splitlines()
     answers = generate.map(prompts, kwargs={"length": options.length})

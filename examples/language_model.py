@@ -71,8 +71,8 @@ def load_model() -> LanguageModel:
     if weights and tiny.is_file():
         return Bigrams(json.loads(tiny.read_text()))
     if not weights:
-        raise SystemExit(MISSING)
+        raise RuntimeError(MISSING)
     try:
         return Transformers(weights)
     except ImportError as error:
-        raise SystemExit(f"{error}. {MISSING}") from error
+        raise RuntimeError(f"{error}. {MISSING}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import sys
 from typing import Any
 
 from language_model import LanguageModel, load_model
@@ -63,10 +64,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    Handler.model = load_model()
+    try:
+        Handler.model = load_model()
+    except RuntimeError as error:
+        sys.exit(str(error))
     port = int(os.environ.get("DGPU_PORT", "8000"))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(f"serving on port {port}", flush=True)
+    print(f"serving on port {server.server_address[1]}", flush=True)
     server.serve_forever()
 
 

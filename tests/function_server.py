@@ -77,7 +77,7 @@ class FunctionServer(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def _key(self, task: dict[str, Any]) -> str:
-        return json.dumps([task.get("python_path"), task.get("upload"), task.get("preload")])
+        return json.dumps([task.get("python_path"), task.get("upload"), task.get("preload"), task.get("env")])
 
     def _worker(self, task: dict[str, Any]) -> tuple[WorkerProcess, AgentEnd]:
         key = self._key(task)
@@ -88,7 +88,7 @@ class FunctionServer(http.server.ThreadingHTTPServer):
                 with tarfile.open(fileobj=io.BytesIO(self.content[upload])) as archive:
                     archive.extractall(directory, filter="data")
             setup = {"python_path": task.get("python_path", []), "preload": task.get("preload", [])}
-            worker = WorkerProcess(directory, **setup)
+            worker = WorkerProcess(directory, env=task.get("env"), **setup)
             agent = worker.connect()
             agent.socket.settimeout(None)
             self._workers[key] = worker, agent

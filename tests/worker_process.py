@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -86,12 +86,15 @@ class AgentEnd:
 
 
 class WorkerProcess:
-    def __init__(self, directory: pathlib.Path, **setup: Any) -> None:
+    def __init__(
+        self, directory: pathlib.Path, *, env: Mapping[str, str] | None = None, **setup: Any
+    ) -> None:
         self.path = directory / "w.sock"
         self.stdout = directory / "stdout"
         self.stderr = directory / "stderr"
         setup = {"python_path": [str(FUNCTIONS)], "heartbeat_ms": 60_000, **setup}
-        environ = {**os.environ, "DGPU_WORKER_SOCKET": str(self.path), "DGPU_WORKER_SETUP": json.dumps(setup)}
+        environ = {**os.environ, **(env or {})}
+        environ |= {"DGPU_WORKER_SOCKET": str(self.path), "DGPU_WORKER_SETUP": json.dumps(setup)}
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dgpu.worker"], stdout=out, stderr=err, env=environ, cwd=directory

@@ -54,6 +54,7 @@ COLUMNS = (
     Column("TEMP", _number("temperature_c", "°C"), right=True),
     Column("POWER", _number("power_w", "W"), right=True, wide=True),
     Column("TASKS", lambda row: ",".join(row["tasks"])),
+    Column("LOADED", lambda row: ",".join(row["loaded_models"]), wide=True),
     Column("UUID", lambda row: str(row["uuid"]), wide=True),
     Column("HEALTH", lambda row: str(row["health"]["state"]), wide=True),
     Column("REMARK", _remark, stretches=True),
