@@ -31,6 +31,17 @@ class ChunkWriter:
         self.total_bytes = 0
         self.dropped_bytes = 0
 
+    @classmethod
+    def resume(cls, directory: Path, cap_bytes: int = DEFAULT_CAP_BYTES) -> ChunkWriter:
+        """Continues after the bytes that are there, if any."""
+        writer = cls(directory, cap_bytes)
+        _, end = extent(directory)
+        if end:
+            writer._starts = _starts(directory)
+            writer.total_bytes = end
+            writer._marks.resume()
+        return writer
+
     def append(self, output: bytes, stream: int = STDOUT) -> None:
         self._stream = stream
         if self.dropped_bytes:

@@ -39,7 +39,15 @@ from dgpu.agent.lifecycle_words import (
     Welcomed,
     Woke,
 )
-from dgpu.agent.node_lease import NodeLease, lost_end, refused_end, reports_of, stop_order, unstarted_end
+from dgpu.agent.node_lease import (
+    NodeLease,
+    adopted_order,
+    lost_end,
+    refused_end,
+    reports_of,
+    stop_order,
+    unstarted_end,
+)
 from dgpu.agent.reservations import Reservations, after_fault
 from dgpu.agent.run.runner import (
     KnownRun,
@@ -54,6 +62,7 @@ from dgpu.agent.run.runner import (
     StopOrder,
 )
 from dgpu.agent.start_watch import START_MS, StartWatch
+from dgpu.agent.workers.words import EndWorker
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 from dgpu.core.model.task import Outcome
 
@@ -104,6 +113,8 @@ class Lifecycle:
                 return []
             case RunnerFit():
                 return []  # orders wait until their deadline, whatever state the runner reports
+            case EndWorker():
+                return self._on_end_worker(value)
             case Woke():
                 return self._withdraw_late(now_ms)
 
@@ -114,20 +125,10 @@ class Lifecycle:
     def held(self) -> list[HeldRun]:
         """The content of a registration: every lease whose end is not acknowledged."""
         return [
-            HeldRun(
-                lease_id=lease_id,
-                task_id=lease.order.task_id,
-                state=lease.state,
-                attempt=lease.order.attempt,
-                nonce=lease.order.nonce,
-                cluster_id=lease.order.cluster_id,
-            )
-            for lease_id, lease in self._leases.items()
+            lease.held()
+            for lease in self._leases.values()
             if lease.state is not LeaseState.ACKED and lease.reported
         ]
-
-    def busy_gpus(self) -> frozenset[GpuId]:
-        return frozenset(self.gpu_holders())
 
     def gpu_holders(self) -> dict[GpuId, tuple[LeaseId, ...]]:
         """Several if tasks share the GPU."""
@@ -140,7 +141,7 @@ class Lifecycle:
 
     def thaw_frozen(self) -> list[ThawRuns]:
         """A scheduler that still counts this node as alive answered: valid leases may run."""
-        frozen = [lease_id for lease_id, lease in self._leases.items() if lease.frozen and lease.reported]
+        frozen = [lease_id for lease_id, lease in self._leases.items() if lease.may_thaw and lease.reported]
         for lease_id in frozen:
             self._leases[lease_id].frozen = False
         return [ThawRuns(lease_ids=tuple(frozen))] if frozen else []
@@ -166,7 +167,7 @@ class Lifecycle:
                 self._waiting[order.lease_id] = lease
                 self._starts.add(order.lease_id, now_ms, has_upload=bool(order.upload))
             elif known is not None and known.answers(order):
-                _tell_again(known)
+                known.tell_again()
                 repeated.append(known)
             elif known is not None and order.lease_id in self._abandoned:
                 known.refused = refused_end(order, known, now_ms)
@@ -192,7 +193,7 @@ class Lifecycle:
             elif stopped.state in {LeaseState.STARTING, LeaseState.RUNNING}:
                 stops.append(stop_order(stopped, self._grace_ms, cause, reason))
             elif stopped.state in {LeaseState.ENDED, LeaseState.ACKED}:
-                _tell_again(stopped)
+                stopped.tell_again()
                 repeated.append(stopped)
         if stops:
             outputs.append(StopRuns(orders=tuple(stops)))
@@ -216,7 +217,7 @@ class Lifecycle:
             if lease_id in welcomed.keep and lease.reported:
                 kept.append(lease)
                 lease.started_told = lease.started_acked
-                if lease.frozen:
+                if lease.may_thaw:
                     thaws.append(lease_id)
                     lease.frozen = False
             else:
@@ -274,6 +275,12 @@ class Lifecycle:
                 cause = Outcome.OUT_OF_MEMORY
                 stops.append(StopOrder(lease_id=lease_id, grace_ms=self._grace_ms, cause=cause))
         return [StopRuns(orders=tuple(stops))] if stops else []
+
+    def _on_end_worker(self, value: EndWorker) -> list[LifecycleOutput]:
+        lease = self._leases.get(value.lease_id)
+        if lease is None or lease.end is not None or lease.state is LeaseState.RECEIVED:
+            return []
+        return [StopRuns(orders=(stop_order(lease, value.grace_ms, value.cause),))]
 
     def _on_ended(self, ended: Iterable[RunEnd], now_ms: int) -> list[LifecycleOutput]:
         outputs: list[LifecycleOutput] = []
@@ -373,17 +380,7 @@ class Lifecycle:
         return []
 
     def _adopt(self, run: KnownRun, ends: list[RunEnd], now_ms: int) -> list[LifecycleOutput]:
-        order = RunOrder(
-            lease_id=run.lease_id,
-            task_id=run.task_id,
-            attempt=run.attempt,
-            gpu_ids=run.gpu_ids,
-            gpu_memory_mb=run.most_mb,
-            kill_outgrown=run.most_mb > 0,
-            nonce=run.nonce,
-            cluster_id=run.cluster_id,
-        )
-        lease = self._leases[run.lease_id] = NodeLease(order, LeaseState.STARTING)
+        lease = self._leases[run.lease_id] = NodeLease(adopted_order(run), LeaseState.STARTING)
         self._starts.add(run.lease_id, now_ms)
         return self._catch_up(lease, run, ends)
 
@@ -463,9 +460,3 @@ class Lifecycle:
         while len(self._gone) > _MAX_REMEMBERED:
             self._gone.popitem(last=False)
         return [ForgetRuns(lease_ids=tuple(lease_ids))] if lease_ids else []
-
-
-def _tell_again(lease: NodeLease) -> None:
-    """A scheduler that orders a lease with an acknowledged end has lost that end with the tail of its journal."""
-    if lease.state is LeaseState.ACKED:
-        lease.state = LeaseState.ENDED

@@ -9,6 +9,7 @@ import msgspec
 from dgpu.agent.gpu_use import GpuUse
 from dgpu.agent.run.runner import RunEnd, RunnerWord, RunOrder, StopOrder
 from dgpu.agent.workers.calls import CallOrder, ReturnedCall
+from dgpu.agent.workers.words import EndWorker
 from dgpu.core.model.ids import GpuId, LeaseId, TaskId
 
 
@@ -76,7 +77,9 @@ class Woke(msgspec.Struct, frozen=True, kw_only=True):
     """`wake_at_ms` has come."""
 
 
-LifecycleInput = RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored | MemorySeen | Woke
+LifecycleInput = (
+    RunnerWord | Welcomed | Ordered | Acked | GpusReleased | OutputStored | MemorySeen | EndWorker | Woke
+)
 
 # -- outputs
 

@@ -32,6 +32,11 @@ class MarkWriter:
         self._last_ms = 0
         self._last_stream = -1
 
+    def resume(self) -> None:
+        """Continues after the marks that are there."""
+        with contextlib.suppress(OSError):
+            self._count = self._path.stat().st_size // MARK.size
+
     def note(self, offset: int, now_ms: int, stream: int) -> None:
         """Called before the bytes at `offset` are written, and after their directory was made."""
         apart_ms = _STEP_MS << (self._count // _MARKS_PER_STEP)
@@ -40,8 +45,8 @@ class MarkWriter:
             return
         with contextlib.suppress(OSError):
             if self._fd < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags, 0o600)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags if self._count else flags | os.O_TRUNC, 0o600)
             if os.write(self._fd, MARK.pack(offset, now_ms << 1 | stream)) == MARK.size:
                 self._count += 1
                 self._last_ms, self._last_stream = now_ms, stream

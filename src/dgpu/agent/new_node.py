@@ -14,6 +14,7 @@ from dgpu.agent.node import NodeMachine
 from dgpu.agent.options import AgentOptions, NodeOptions
 from dgpu.agent.session import Session
 from dgpu.agent.session_words import Identity, SessionSettings
+from dgpu.agent.workers.machine import Workers
 
 
 def new_node(options: AgentOptions, node: NodeOptions, joined: Joined, boot_id: str) -> NodeMachine:
@@ -42,4 +43,8 @@ def new_node(options: AgentOptions, node: NodeOptions, joined: Joined, boot_id: 
         jitter=SystemRandom().random,
         new_session_id=lambda: secrets.token_hex(8),
     )
-    return NodeMachine(session=session, lifecycle=Lifecycle(grace_ms=options.grace_ms))
+    return NodeMachine(
+        session=session,
+        lifecycle=Lifecycle(grace_ms=options.grace_ms),
+        workers=Workers(grace_ms=options.grace_ms),
+    )

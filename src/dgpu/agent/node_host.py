@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import structlog
 from msgspec.structs import replace
 
-from dgpu.agent import machine
 from dgpu.agent.channel import OpenChannel
 from dgpu.agent.channel_stream import ChannelStream, open_channels
 from dgpu.agent.disk_watch import DiskWatch
@@ -21,17 +20,14 @@ from dgpu.agent.lifecycle_words import (
     CheckRelease,
     DropOutput,
     ForgetRuns,
-    GpusReleased,
     KeepOutput,
-    LeaseState,
     OutputStored,
-    ProgramFault,
     StartRuns,
     StopRuns,
     ThawRuns,
     Woke,
 )
-from dgpu.agent.memory import clinging, with_leases
+from dgpu.agent.memory import with_leases
 from dgpu.agent.new_node import new_node
 from dgpu.agent.node import NodeInput, NodeOutput, StreamOpened
 from dgpu.agent.options import AgentOptions, NodeOptions
@@ -40,6 +36,7 @@ from dgpu.agent.probe.check import check_card
 from dgpu.agent.probe.detect import GpuSelection, detect
 from dgpu.agent.probe.probe import FoundGpu, Probe, ProbeError, Sample
 from dgpu.agent.probe.simulated import SimulatedProbe
+from dgpu.agent.release_watch import ReleaseWatch
 from dgpu.agent.run.runner import Runner, RunnerWord
 from dgpu.agent.run_meter import RunMeter
 from dgpu.agent.session import NEVER_MS
@@ -64,11 +61,11 @@ from dgpu.agent.session_words import (
     Written,
 )
 from dgpu.agent.stream import MainStream
+from dgpu.agent.workers.host import WorkerHost
+from dgpu.agent.workers.samples import busy_gpus, with_simulated_memory
 from dgpu.core.model.ids import GpuId, LeaseId
 
-_RELEASE_LOOK_SECONDS = 0.05
 _GOODBYE_SECONDS = 5.0
-_LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}
 
 
 class NodeHost:
@@ -93,16 +90,22 @@ class NodeHost:
         self._runner: Runner | None = None
         self._probe: Probe | None = None
         self._selection: GpuSelection | None = None
-        self._cards_mb: dict[GpuId, int] = {}  # memory of each
-        self._sees_pids = machine.in_first_pid_namespace()
         self._machine = new_node(options, node, joined.joined, boot_id)
         self._output = OutputHost(
             node_id=node.id,
             desk=desk,
-            is_running=lambda lease_id: self._machine.lifecycle.state_of(lease_id) in _LIVE,
-            run_of=self._machine.lifecycle.run_of,
+            is_running=self._machine.is_running,
+            run_of=self._machine.run_of,
             on_settled=lambda lease_id: self._feed(OutputStored(lease_ids=(lease_id,))),
         )
+        self._workers = WorkerHost(
+            node.id,
+            output_dir=desk.shelf.directory,
+            output_cap_bytes=options.output_cap_bytes,
+            uploads=files.uploads,
+            feed=self._feed,
+        )
+        self._release = ReleaseWatch(node.id, feed=self._feed, spawn=self._spawn)
         self._disk = disk
         self._inbox: collections.deque[NodeInput] = collections.deque()
         self._working = False
@@ -135,6 +138,7 @@ class NodeHost:
 
     def attach(self, runner: Runner) -> None:
         self._runner = runner
+        self._workers.attach(runner)
         if self._probe is not None:
             self._spawn(self._check_health())
 
@@ -150,7 +154,7 @@ class NodeHost:
         """Waits until every end is acknowledged, if a scheduler is connected."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
-                while self._machine.session.open and self._machine.lifecycle.held():  # noqa: ASYNC110 - once in a life
+                while self._machine.session.open and self._machine.held():  # noqa: ASYNC110 - once in a life
                     await asyncio.sleep(0.02)
 
     async def close(self) -> None:
@@ -160,6 +164,7 @@ class NodeHost:
         for address in tuple(self._streams):
             self._close_stream(address)
         self._output.close()
+        await self._workers.close()
         for task in list(self._tasks):
             task.cancel()
         if self._probe is not None:
@@ -195,7 +200,7 @@ class NodeHost:
             case StartRuns():
                 self._runner.start(self.id, output.orders)
             case CheckRelease():
-                self._check_release(output)
+                self._release.check(self._probe, output)
             case ForgetRuns():
                 self._runner.forget(output.lease_ids)
             case StopRuns():
@@ -232,6 +237,8 @@ class NodeHost:
                     self._opened = output.address
             case Note():
                 self._log.info(output.event, detail=output.detail)
+            case _:
+                self._workers.carry_out(output)
 
     def _save_epoch(self, address: str, joined: Joined) -> None:
         try:
@@ -295,7 +302,7 @@ class NodeHost:
 
     def _feed_gpus(self, found: Sequence[FoundGpu]) -> None:
         assert self._selection is not None  # noqa: S101 - resolved before
-        self._cards_mb = {gpu.id: gpu.memory_mb for gpu in found}
+        self._release.cards_mb = {gpu.id: gpu.memory_mb for gpu in found}
         gpus = tuple(
             NodeGpu(
                 id=picked.gpu.id,
@@ -333,8 +340,10 @@ class NodeHost:
 
     def _take_samples(self) -> None:
         if isinstance(self._probe, SimulatedProbe):
-            busy = dict.fromkeys(self._machine.lifecycle.busy_gpus(), frozenset[int]())
-            self._feed(Sampled(samples=tuple(self._probe.sample(busy)), unfit=self._disk.unfit(boot_ms())))
+            holders, workers = self._machine.lifecycle.gpu_holders(), self._machine.workers.book.workers
+            busy = dict.fromkeys(busy_gpus(holders, workers), frozenset[int]())
+            samples = with_simulated_memory(self._probe.sample(busy), holders, workers)
+            self._feed(Sampled(samples=samples, unfit=self._disk.unfit(boot_ms())))
         elif self._probe is not None:
             self._spawn(self._sample())
         else:
@@ -355,44 +364,6 @@ class NodeHost:
         owners = self._runner.owners() if holders else {}
         samples = self._probe.sample(dict.fromkeys(holders, frozenset(owners)))
         return with_leases(samples, holders, owners)
-
-    def _check_release(self, check: CheckRelease) -> None:
-        """At once if nothing blocks; in a thread if it needs the driver."""
-        if self._probe is None or not (self._sees_pids or isinstance(self._probe, SimulatedProbe)):
-            self._feed(GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in check.leases)))
-            return
-        waiting: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
-        free: list[tuple[LeaseId, tuple[GpuId, ...]]] = []
-        faults: list[ProgramFault] = []
-        for lease_id, gpu_ids in check.leases:
-            if isinstance(self._probe, SimulatedProbe) and not clinging(self._probe, gpu_ids):
-                free.append((lease_id, ()))
-                faults += self._program_faults(self._probe, lease_id, gpu_ids)
-            else:
-                waiting.append((lease_id, gpu_ids))
-        if free:
-            self._feed(GpusReleased(released=tuple(free), faults=tuple(faults)))
-        for lease_id, gpu_ids in waiting:
-            self._spawn(self._wait_for_release(lease_id, gpu_ids, check.until_ms))
-
-    async def _wait_for_release(self, lease_id: LeaseId, gpu_ids: tuple[GpuId, ...], until_ms: int) -> None:
-        assert self._probe is not None  # noqa: S101 - asked for before
-        while stuck := await asyncio.to_thread(clinging, self._probe, gpu_ids):
-            if boot_ms() >= until_ms:
-                self._log.error("gpu_memory_not_released", lease=lease_id, gpus=stuck)
-                break
-            await asyncio.sleep(_RELEASE_LOOK_SECONDS)
-        faults = await asyncio.to_thread(self._program_faults, self._probe, lease_id, gpu_ids)
-        self._feed(GpusReleased(released=((lease_id, stuck),), faults=tuple(faults)))
-
-    def _program_faults(
-        self, probe: Probe, lease_id: LeaseId, gpu_ids: tuple[GpuId, ...]
-    ) -> list[ProgramFault]:
-        return [
-            ProgramFault(lease_id=lease_id, xid=xid, card_mb=self._cards_mb.get(gpu_id, 0))
-            for gpu_id in gpu_ids
-            if (xid := probe.program_xid(gpu_id))
-        ]
 
     def _spawn(self, work: collections.abc.Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

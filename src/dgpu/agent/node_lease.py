@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dgpu.agent.gpu_use import GpuUse
-from dgpu.agent.lifecycle_words import FinishedRun, LeaseState, LifecycleOutput, Report
-from dgpu.agent.run.runner import RunEnd, RunOrder, StopOrder
+from dgpu.agent.lifecycle_words import FinishedRun, HeldRun, LeaseState, LifecycleOutput, Report
+from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder, StopOrder
 from dgpu.core.model.ids import GpuId, LeaseId, task_name
 from dgpu.core.model.task import Outcome
 
@@ -49,6 +49,26 @@ class NodeLease:
             None  # of an order under its number; reported when its processes have ended
         )
 
+    @property
+    def may_thaw(self) -> bool:
+        """False: it is being killed, and must not run until then."""
+        return self.frozen and (self.stop is None or self.stop.grace_ms > 0)
+
+    def held(self) -> HeldRun:
+        return HeldRun(
+            lease_id=self.order.lease_id,
+            task_id=self.order.task_id,
+            state=self.state,
+            attempt=self.order.attempt,
+            nonce=self.order.nonce,
+            cluster_id=self.order.cluster_id,
+        )
+
+    def tell_again(self) -> None:
+        """A scheduler that orders a lease with an acknowledged end has lost that end with the tail of its journal."""
+        if self.state is LeaseState.ACKED:
+            self.state = LeaseState.ENDED
+
     def answers(self, order: RunOrder) -> bool:
         """Whether the order is a repetition. If a stop came before the start, the task is unknown (0)."""
         return self.reported and (not self.order.task_id or self.order.is_same_run(order))
@@ -85,6 +105,20 @@ def stop_order(lease: NodeLease, grace_ms: int, cause: Outcome, reason: str = ""
 
 def unstarted_end(lease_id: LeaseId, cause: Outcome, now_ms: int) -> RunEnd:
     return RunEnd(lease_id=lease_id, outcome=cause, at_ms=now_ms, error="stopped before it was started")
+
+
+def adopted_order(run: KnownRun) -> RunOrder:
+    """All that is left of the order of a run from an earlier agent."""
+    return RunOrder(
+        lease_id=run.lease_id,
+        task_id=run.task_id,
+        attempt=run.attempt,
+        gpu_ids=run.gpu_ids,
+        gpu_memory_mb=run.most_mb,
+        kill_outgrown=run.most_mb > 0,
+        nonce=run.nonce,
+        cluster_id=run.cluster_id,
+    )
 
 
 def lost_end(lease_id: LeaseId, now_ms: int) -> RunEnd:

@@ -26,6 +26,7 @@ from dgpu.agent.scribe_link import MAX_DESCRIPTORS
 from dgpu.agent.secret_dirs import SecretDirs, secrets_dir_of
 from dgpu.agent.store import LeaseLog, Record
 from dgpu.agent.workdirs import WorkDirs
+from dgpu.agent.worker_dirs import worker_dir_of
 from dgpu.file_limit import raise_file_limit
 
 _READ_BYTES = 256 * 1024
@@ -40,6 +41,7 @@ class Scribe:
         self._room = DiskRoom((settings.directory, settings.work_dir))
         self._work_dirs = WorkDirs(Path(settings.work_dir))
         self._secret_dirs = SecretDirs(secrets_dir_of(settings))
+        self._worker_dirs = SecretDirs(worker_dir_of(settings.directory, settings.work_dir))
         self._epoll = select.epoll()
         self._epoll.register(link, select.EPOLLIN)
         self._pipes = Pipes(self._epoll)
@@ -90,7 +92,7 @@ class Scribe:
         if "forget" in frame:
             self._log.forget(frame["forget"])
         if "begin" in frame:
-            answer["begun"] = self._begin(frame["begin"], frame["dirs"], frame.get("secrets", []))
+            answer["begun"] = self._begin(frame)
         if "ping" in frame:
             answer["pong"] = frame["ping"]
         return answer
@@ -101,22 +103,23 @@ class Scribe:
         for lease, end, reusable in ends:
             self._work_dirs.give_back(lease, reusable=reusable)
             self._secret_dirs.remove(lease)
+            self._worker_dirs.remove(lease)
             whole[lease] = end | self._pipes.close(lease)
         self._log.end(whole)
         return list(map(list, whole.items()))
 
-    def _begin(self, records: list[Record], dirs: list[list[Any]], secrets: list[list[Any]]) -> Frame:
+    def _begin(self, asked: Frame) -> Frame:
         """An error concerns the whole batch: none of its orders may start."""
         if self._room.is_full():
             return {"full": True}
         try:
-            self._log.begin(records)
+            self._log.begin(asked["begin"])
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 return {"full": True}
             return {"error": f"cannot write a record: {error.strerror}"}
         made: list[list[Any]] = []
-        for lease, name, tmp_name, owner, staged in dirs:
+        for lease, name, tmp_name, owner, staged in asked["dirs"]:
             try:
                 account = tuple(owner) if owner else None
                 path = self._work_dirs.take(lease, name, account, staged) if name else ""
@@ -126,7 +129,12 @@ class Scribe:
             except OSError as error:
                 made.append([lease, "", error.strerror])
         written: list[list[Any]] = []
-        for lease, files, owner in secrets:
+        for lease, owner in asked.get("workers", ()):
+            try:
+                self._worker_dirs.make(lease, tuple(owner) if owner else None)
+            except OSError as error:
+                written.append([lease, "", f"directory of its socket: {error.strerror}"])
+        for lease, files, owner in asked.get("secrets", ()):
             try:
                 path = self._secret_dirs.write(lease, files, tuple(owner) if owner else None)
                 written.append([lease, path, ""])

@@ -3,8 +3,9 @@
 Frames to the scribe, at most one per round: `output` [[lease, stream]], with the reading end of a pipe for each, and
 before them a socket that brings files (`output_files`), if any; `end` [[lease, end, reusable]]; `forget` [lease];
 `begin` [record] with `dirs` [[lease, name, tmp_name, owner, staged]] of runs that need one (an empty name: not this
-one; `staged`: a directory that gets the name, empty: a new one) and `secrets` [[lease, {name: base64}, owner]]; `ping`
-number. Within a frame they are served in this order.
+one; `staged`: a directory that gets the name, empty: a new one) and `secrets` [[lease, {name: base64}, owner]] and
+`workers` [[lease, owner]] of runs that need a directory for a socket; `ping` number. Within a frame they are served in
+this order.
 Frames from it: `recorded` [[lease, end]]; `begun` {dirs, secrets: [[lease, path, error]]}, {full} or {error}; `pong`
 number.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-from typing import Any
 
 from dgpu.agent.frames import Decoder, Frame, encode
 from dgpu.agent.marks import FILES, STDERR, STDOUT
@@ -64,8 +64,9 @@ class ScribeLink:
     def forget(self, leases: list[int]) -> None:
         self._frame.setdefault("forget", []).extend(leases)
 
-    def begin(self, records: list[Record], dirs: list[list[Any]], secrets: list[list[Any]]) -> None:
-        self._frame |= {"begin": records, "dirs": dirs, "secrets": secrets}
+    def begin(self, records: list[Record], asked: Frame) -> None:
+        """`asked`: dirs, secrets and workers, as above."""
+        self._frame |= {"begin": records, **asked}
 
     def ping(self, number: int) -> None:
         """Sent unless another answer is pending."""

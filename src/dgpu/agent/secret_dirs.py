@@ -15,7 +15,7 @@ import shutil
 import stat
 
 from dgpu.agent.keeper_settings import KeeperSettings
-from dgpu.agent.workdirs import Owner
+from dgpu.agent.workdirs import Owner, make_private
 
 SECRETS_VARIABLE = "DGPU_SECRETS_DIR"
 HOST_FILE_VARIABLE = "DGPU_HOSTFILE"
@@ -60,6 +60,14 @@ class SecretDirs:
             os.close(folder)
         return path
 
+    def make(self, lease: int, owner: Owner = None) -> str:
+        """An empty directory in which its user may create files. Raises OSError."""
+        self._open_directory()
+        path = f"{self._directory}/{lease:d}"
+        self._used.add(lease)
+        make_private(path, owner)
+        return path
+
     def remove(self, lease: int) -> None:
         if lease not in self._used:
             return
@@ -72,7 +80,7 @@ class SecretDirs:
     def _open_directory(self) -> None:
         """Others may pass through it, not list it: a task of another user must reach its own directory."""
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self._directory, _PASSABLE)  # noqa: PTH102 - the same
+            os.makedirs(self._directory, _PASSABLE)  # noqa: PTH103 - the same
         for _ in range(_CLAIMS):
             if self._is_ours() or os.geteuid() != 0:
                 break

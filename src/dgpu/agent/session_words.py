@@ -12,7 +12,7 @@ from dgpu.agent.probe.probe import Sample
 from dgpu.agent.run.runner import RunnerFit, RunOrder
 from dgpu.agent.workers.calls import WorkersSeen, returned_message
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.task import WHOLE_MILLI, WorkerSetup
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -249,7 +249,25 @@ def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
         cpus_milli=start.cpus_milli,
         secret_files=dict(start.secret_files),
         upload=start.upload,
+        worker=_worker_setup(start.detail),
     )
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    worker: WorkerSetup | None = None
+
+
+_decode_detail = msgspec.json.Decoder(_Detail).decode
+
+
+def _worker_setup(detail: bytes) -> WorkerSetup | None:
+    """Only details of workers are decoded here: most tasks are none."""
+    if b'"worker":' not in detail:
+        return None
+    try:
+        return _decode_detail(detail).worker
+    except msgspec.DecodeError:
+        return None  # the run fails for the same reason, and says it
 
 
 def _held_message(run: HeldRun) -> pb.HeldLease:

@@ -79,7 +79,9 @@ class Starts:
         secrets = [
             [order["lease"], order["secrets"], _owner(order)] for order in orders if order.get("secrets")
         ]
-        self._scribe.begin(list(self._asked.values()), dirs, secrets)
+        workers = [[order["lease"], _owner(order)] for order in orders if order.get("worker_silence_ms")]
+        asked = {"dirs": dirs, "secrets": secrets, "workers": workers}
+        self._scribe.begin(list(self._asked.values()), asked)
 
     def answered(self, answer: Frame, now_ms: int) -> None:
         asked, self._asked = self._asked, {}

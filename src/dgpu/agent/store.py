@@ -103,6 +103,9 @@ def record_of(order: dict[str, Any], now_ms: int) -> Record:
         "cluster": order.get("cluster", ""),
         "ports": order.get("ports", []),  # the same: each port with the port of the node
         "uid": order["account"][0] if order.get("account") else None,  # None: the keeper's own
+        "worker_silence_ms": order.get(
+            "worker_silence_ms", 0
+        ),  # kept for an agent that adopts it; 0: no worker
         # Of a run in a container: the guard asks this engine if the keeper dies.
         "engine": order["container"]["socket"] if "container" in order else "",
     }

@@ -51,6 +51,10 @@ class UploadCache:
     def lost(self, node_id: NodeId) -> None:
         self._channels.pop(node_id, None)
 
+    def connection(self, node_id: NodeId) -> tuple[grpc.aio.Channel, str] | None:
+        """Of the node's session; None: it has none now."""
+        return self._channels.get(node_id)
+
     @contextlib.asynccontextmanager
     async def archive(self, node_id: NodeId, lease_id: LeaseId, digest: str) -> AsyncIterator[Path]:
         """The path of a verified archive; it stays while it is used. Raises CannotUnpack."""

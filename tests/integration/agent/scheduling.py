@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 import grpc
@@ -67,6 +67,11 @@ class ScriptedScheduler:
         self.inventories: list[pb.Inventory] = []
         self.started: dict[int, pb.Started] = {}
         self.finished: dict[int, list[pb.Finished]] = {}
+        self.returned: dict[int, list[pb.Returned]] = {}
+        self.workers: dict[int, pb.WorkerState] = {}  # the newest of each
+        self.progress: dict[int, pb.Progress] = {}
+        self.contents: dict[str, bytes] = {}  # by sha256, for arguments
+        self.put: dict[str, bytes] = {}  # the same, of results
         self.chunks: dict[int, list[pb.OutputChunk]] = {}  # by lease, of those to be kept
         self.answers: dict[int, list[pb.OutputChunk]] = {}  # by request
         self.stores = True
@@ -95,6 +100,16 @@ class ScriptedScheduler:
                 request_deserializer=pb.FromAgentOutput.FromString,
                 response_serializer=pb.FromSchedulerOutput.SerializeToString,
             ),
+            "Content": grpc.unary_stream_rpc_method_handler(
+                self._on_content,
+                request_deserializer=pb.ContentRequest.FromString,
+                response_serializer=pb.ContentPiece.SerializeToString,
+            ),
+            "PutContent": grpc.stream_unary_rpc_method_handler(
+                self._on_put,
+                request_deserializer=pb.ContentPut.FromString,
+                response_serializer=pb.ContentPutDone.SerializeToString,
+            ),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("dgpu.agent.v1.Agents", methods),)
@@ -115,9 +130,11 @@ class ScriptedScheduler:
         async with self._writing:
             await link.write(message)
 
-    async def order(self, *starts: pb.Start, stops: tuple[int, ...] = ()) -> None:
+    async def order(
+        self, *starts: pb.Start, stops: tuple[int, ...] = (), calls: Sequence[pb.Call] = ()
+    ) -> None:
         stopping = [pb.Stop(lease_id=lease, reason="cancelled") for lease in stops]
-        await self.say(pb.FromScheduler(orders=pb.Orders(starts=starts, stops=stopping)))
+        await self.say(pb.FromScheduler(orders=pb.Orders(starts=starts, stops=stopping, calls=calls)))
 
     async def fetch(self, request: int, lease: int, **facts: Any) -> None:
         await until(lambda: self._output is not None)
@@ -142,10 +159,15 @@ class ScriptedScheduler:
                 await self._write(context, pb.FromScheduler(heartbeat_ack=ack))
             elif kind == "inventory":
                 self.inventories.append(message.inventory)
+            elif kind == "workers":
+                self.workers.update({each.lease_id: each for each in message.workers.states})
+                self.progress.update({each.lease_id: each for each in message.workers.progress})
             elif kind == "reports":
                 self.started.update({each.lease_id: each for each in message.reports.started})
                 for each in message.reports.finished:
                     self.finished.setdefault(each.lease_id, []).append(each)
+                for each in message.reports.returned:
+                    self.returned.setdefault(each.lease_id, []).append(each)
                 if self.acks:
                     ack = pb.ReportsAck(seq=message.reports.seq)
                     await self._write(context, pb.FromScheduler(reports_ack=ack))
@@ -160,6 +182,19 @@ class ScriptedScheduler:
             heartbeat_timeout_ms=15_000,
             keep=[lease.lease_id for lease in register.leases if lease.lease_id not in self.give_up],
         )
+
+    async def _on_content(self, request: Any, _context: Any) -> AsyncIterator[pb.ContentPiece]:
+        """The only one that it has, whichever lease asks."""
+        (content,) = self.contents.values()
+        yield pb.ContentPiece(size=len(content), data=content[request.offset :])
+
+    async def _on_put(self, requests: Any, _context: Any) -> pb.ContentPutDone:
+        digest, content = "", b""
+        async for message in requests:
+            digest = digest or message.sha256
+            content += message.data
+        self.put[digest] = content
+        return pb.ContentPutDone(size=len(content))
 
     async def _on_output(self, requests: Any, context: Any) -> None:
         async for message in requests:

@@ -89,10 +89,10 @@ def test_an_end_is_told_only_after_the_memory_of_its_gpus_is_free() -> None:
     lifecycle = running(order(L1, GPU))
     outputs = lifecycle.on_input(RunsEnded(ended=(end(),)), 50)
     assert outputs == [CheckRelease(leases=((L1, (GPU,)),), until_ms=10_050)]
-    assert lifecycle.busy_gpus() == {GPU}
+    assert lifecycle.gpu_holders().keys() == {GPU}
     outputs = lifecycle.on_input(GpusReleased(released=((L1, (GPU,)),)), 10_050)
     assert outputs == [Report(finished=(FinishedRun(end=end(), stuck=(GPU,)),))]
-    assert lifecycle.busy_gpus() == frozenset()
+    assert lifecycle.gpu_holders() == {}
 
 
 def test_processes_that_cannot_be_killed_leave_their_gpus_stuck() -> None:

@@ -167,5 +167,5 @@ def test_agent_and_keeper_speak_the_newest_protocol_that_both_know(hello, spoken
 
 
 def test_a_keeper_without_a_common_protocol_is_refused_by_name() -> None:
-    with pytest.raises(KeeperError, match=r"\(pid 7\) speaks protocol 8 to 9, this agent 1 to"):
-        protocol_of({"protocol": 9, "oldest": 8, "pid": 7})
+    with pytest.raises(KeeperError, match=r"\(pid 7\) speaks protocol 98 to 99, this agent 1 to"):
+        protocol_of({"protocol": 99, "oldest": 98, "pid": 7})

@@ -8,16 +8,21 @@ from typing import Any
 
 from dgpu.agent.frames import Frame
 from dgpu.agent.owners import ProcessOwners
+from dgpu.agent.run.runner import RunOrder
 from dgpu.agent.run.task_ports import TaskPorts
+from dgpu.agent.run.worker_orders import WorkerAddress, own_uid
 from dgpu.agent.tree import Survey
+from dgpu.agent.worker_dirs import socket_of
 from dgpu.core.model.ids import LeaseId
 
 
 class LeaseProcesses:
-    def __init__(self) -> None:
+    def __init__(self, worker_dir: str) -> None:
+        self.worker_dir = worker_dir
         self._roots: dict[LeaseId, int] = {}  # pid of the first process of each lease that has not ended
         self._inner: dict[LeaseId, tuple[int, int]] = {}  # of containers: pid and start of the first process
         self._uids: dict[LeaseId, int] = {}  # of leases whose tasks run as users of their own
+        self._workers: set[LeaseId] = set()
         self.ports = TaskPorts()
         self._owners = ProcessOwners()
         self._lock = threading.Lock()
@@ -31,6 +36,8 @@ class LeaseProcesses:
             lease_id = LeaseId(record["lease"])
             if record.get("uid"):
                 self._uids[lease_id] = record["uid"]
+            if record.get("worker_silence_ms"):
+                self._workers.add(lease_id)
             if record.get("pid") and "end" not in record:
                 self._roots[lease_id] = record["pid"]
             if record.get("inner") and "end" not in record:
@@ -47,7 +54,21 @@ class LeaseProcesses:
     def set_uid(self, lease_id: LeaseId, uid: int) -> None:
         self._uids[lease_id] = uid
 
+    def ordered(self, order: RunOrder) -> None:
+        if order.worker is not None:
+            self._workers.add(order.lease_id)
+
+    def is_worker(self, lease: int) -> bool:
+        return LeaseId(lease) in self._workers
+
+    def worker_address(self, lease_id: LeaseId) -> WorkerAddress | None:
+        """None: no worker of this agent."""
+        if lease_id not in self._workers:
+            return None
+        return WorkerAddress(socket_of(self.worker_dir, lease_id), own_uid(self._uids.get(lease_id)))
+
     def forget(self, lease_id: LeaseId) -> None:
+        self._workers.discard(lease_id)
         for known in (self._roots, self._inner, self._uids):
             known.pop(lease_id, None)
         self.ports.forget(lease_id)

@@ -49,5 +49,8 @@ class NullRunner:
     def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> None:
         pass
 
+    def worker_address(self, lease_id: LeaseId) -> None:
+        pass
+
     async def close(self, *, stop_tasks: bool) -> None:
         pass

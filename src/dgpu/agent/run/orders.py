@@ -29,6 +29,7 @@ from dgpu.agent.run.output_files import files_order
 from dgpu.agent.run.runner import KnownRun, RunEnd, RunOrder
 from dgpu.agent.run.slurm import slurm_variables
 from dgpu.agent.run.task_ports import TaskPorts
+from dgpu.agent.run.worker_orders import check_worker, worker_argv, worker_error, worker_variables
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import SHELL
 from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER
@@ -60,6 +61,7 @@ def spawn_order(
     containers: ContainerOptions | None = None,
     keeper_protocol: int = PROTOCOL,
     ports: TaskPorts | None = None,
+    worker_dir: str = "",
 ) -> dict[str, Any]:
     """`person`: the Unix user of the task; None: the agent's own. Raises DecodeError and ValueError for a task that
     can never start, NotHereError for one that may start elsewhere.
@@ -68,20 +70,19 @@ def spawn_order(
     container = container_order(order, detail, containers, person, keeper_protocol=keeper_protocol)
     _check_terminal(detail, keeper_protocol, in_container=container is not None)
     directory = run_dir_name(order.task_id, order.attempt)
-    tmp = directory + TMP_SUFFIX if person is not None and container is None else ""
     if container is not None:
         surroundings = {}  # an image brings its own
     elif person is not None:
         surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
-    as_root = os.geteuid() == 0 and person is None
-    given = (ports or TaskPorts()).give(order.lease_id, detail.ports, as_root=as_root)
+    given = (ports or TaskPorts()).give(order.lease_id, detail.ports, as_root=_is_root(person))
+    extra = port_variables(given) | worker_variables(order, worker_dir)
     asked = {
         **_which_run(order, node_id),
-        "argv": _argv(detail),
-        "env": surroundings | _own_variables(order, detail, node_id, keeper_id) | port_variables(given),
+        "argv": _argv(detail) if order.worker is None else worker_argv(order.worker),
+        "env": surroundings | _own_variables(order, detail, node_id, keeper_id) | extra,
         "cwd": detail.workdir,
         "dir": directory,
-        "tmp": tmp,
+        "tmp": directory + TMP_SUFFIX if person is not None and container is None else "",
         "account": container_account(container) if container else person and [*person.account],
         "ram_mb": order.ram_mb,
         "cpus_milli": order.cpus_milli,
@@ -99,6 +100,10 @@ def spawn_order(
     return asked if container is None else asked | {"container": container}
 
 
+def _is_root(person: Person | None) -> bool:
+    return os.geteuid() == 0 and person is None
+
+
 def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:
     return {
         "lease": order.lease_id,
@@ -108,6 +113,7 @@ def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:
         "gpus": order.gpu_ids,
         "nonce": order.nonce,
         "cluster": order.cluster_id,
+        "worker_silence_ms": order.worker.heartbeat_timeout_ms if order.worker is not None else 0,
     }
 
 
@@ -160,6 +166,7 @@ def check_keeper(order: RunOrder, protocol: int) -> None:
     """Raises ValueError, NoAccount and NotHereError: a task must not start without the files that it relies on, nor as
     root.
     """
+    check_worker(order, protocol)
     if order.upload and protocol < UPLOADS_PROTOCOL:
         raise NotHereError("this node's keeper is older and knows no uploads; it ends with its tasks")
     if order.user is not None and protocol < USERS_PROTOCOL:
@@ -221,15 +228,23 @@ def known_run(record: dict[str, Any], output_dir: str) -> KnownRun:
         gpu_ids=tuple(GpuId(gpu) for gpu in record["gpus"]),
         started_at_ms=record["started_ms"],
         frozen=record.get("frozen", False),
-        end=read_end({"lease": record["lease"], **end}, output_dir) if end else None,
+        end=_known_end(record, end, output_dir) if end else None,
         most_mb=record.get("most_mb", 0),
         nonce=record.get("nonce", ""),
         cluster_id=record.get("cluster", ""),
+        worker_silence_ms=record.get("worker_silence_ms", 0),
     )
 
 
-def read_end(entry: dict[str, Any], output_dir: str) -> RunEnd:
-    """The end as the keeper saw it, or out of memory if the output says so. Reads files."""
+def _known_end(record: dict[str, Any], end: dict[str, Any], output_dir: str) -> RunEnd:
+    is_worker = bool(record.get("worker_silence_ms"))
+    return read_end({"lease": record["lease"], **end}, output_dir, is_worker=is_worker)
+
+
+def read_end(entry: dict[str, Any], output_dir: str, *, is_worker: bool = False) -> RunEnd:
+    """The end as the keeper saw it, or out of memory if the output says so. A failed worker has its last line as the
+    error. Reads files.
+    """
     end = end_of(entry)
     if not may_lack_memory(end):
         return end
@@ -239,6 +254,8 @@ def read_end(entry: dict[str, Any], output_dir: str) -> RunEnd:
     except OSError:
         return end
     said = out_of_memory(tail)
+    if not said and is_worker and not end.error:
+        return msgspec.structs.replace(end, error=worker_error(tail))
     return msgspec.structs.replace(end, outcome=Outcome.OUT_OF_MEMORY, error=said) if said else end
 
 

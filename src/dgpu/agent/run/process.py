@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from dgpu.agent.run.orders import (
     read_end,
     spawn_order,
 )
+from dgpu.agent.run.remains import Remains
 from dgpu.agent.run.runner import (
     KnownRun,
     RunEnd,
@@ -46,8 +46,10 @@ from dgpu.agent.run.runner import (
 from dgpu.agent.run.stale_output import find_stale
 from dgpu.agent.run.upload_staging import UploadStaging
 from dgpu.agent.run.user_look_ups import UserLookUps
+from dgpu.agent.run.worker_orders import WorkerAddress
 from dgpu.agent.start_watch import START_MS
 from dgpu.agent.upload_cache import UploadCache
+from dgpu.agent.worker_dirs import worker_dir_of
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.run_dirs import run_dir_name
 
@@ -101,9 +103,9 @@ class ProcessRunner:
         )
         self.names_dirs = False  # by `wire.run_dirs`; an older keeper names them by lease
         self._nodes: dict[LeaseId, NodeId] = {}
-        self._processes = LeaseProcesses()
+        self._processes = LeaseProcesses(worker_dir_of(settings.directory, settings.work_dir))
         self._dirs: dict[LeaseId, str] = {}  # of every lease that is not forgotten
-        self._remains: dict[LeaseId, list[Path]] = {}  # of ended leases, deleted when they are forgotten
+        self._remains = Remains(settings.output_dir, self._later)
         self._words: dict[NodeId, list[Any]] = {}  # the last contact of a scheduler, for a new keeper
         self._greeted: asyncio.Future[dict[str, Any]] | None = None
         self._early: list[Frame] | None = None  # frames that arrived while the hello was being read
@@ -145,6 +147,7 @@ class ProcessRunner:
         for order in orders:
             self._nodes[order.lease_id] = node_id
             self._dirs[order.lease_id] = run_dir_name(order.task_id, order.attempt)
+            self._processes.ordered(order)
         self._spawn(node_id, self._users.pass_known(node_id, orders))
 
     def _spawn(self, node_id: NodeId, orders: Sequence[RunOrder]) -> None:
@@ -169,6 +172,7 @@ class ProcessRunner:
                         containers=self._containers,
                         keeper_protocol=self._protocol,
                         ports=self._processes.ports,
+                        worker_dir=self._processes.worker_dir,
                     )
                     | {"staged": self._uploads.take(order)}
                 )
@@ -199,7 +203,7 @@ class ProcessRunner:
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
         self._send({"forget": list(lease_ids)})
         self._uploads.forget(lease_ids)
-        self._delete([path for lease_id in lease_ids for path in self._remains.pop(lease_id, ())])
+        self._remains.forget(lease_ids)
         for lease_id in lease_ids:
             self._nodes.pop(lease_id, None)
             self._processes.forget(lease_id)
@@ -217,6 +221,9 @@ class ProcessRunner:
 
     def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> Mapping[int, int] | None:
         return self._processes.ports.of(lease_id) if self._nodes.get(lease_id) == node_id else None
+
+    def worker_address(self, lease_id: LeaseId) -> WorkerAddress | None:
+        return self._processes.worker_address(lease_id)
 
     def dirs_in_use(self) -> frozenset[str]:
         """Names of directories that must not be deleted: their runs have not ended or are not reported yet."""
@@ -269,7 +276,7 @@ class ProcessRunner:
             words.setdefault(node_id, []).append(RunsFrozen(lease_ids=tuple(frozen)))
         for node_id, ended in self._by_node(frame.get("ended", ()), lambda each: each["lease"]):
             for each in ended:
-                self._note_remains(each["lease"], each)
+                self._remains.note(each["lease"], each)
             told = [each for each in ended if not may_lack_memory(end_of(each))]
             words.setdefault(node_id, []).append(RunsEnded(ended=tuple(map(end_of, told))))
             if len(told) < len(ended):
@@ -281,7 +288,14 @@ class ProcessRunner:
         """The output may contain an out-of-memory error. A thread reads it; a dead disk only delays the end."""
         try:
             read = asyncio.to_thread(
-                lambda: tuple(read_end(entry, self._settings.output_dir) for entry in entries)
+                lambda: tuple(
+                    read_end(
+                        entry,
+                        self._settings.output_dir,
+                        is_worker=self._processes.is_worker(entry["lease"]),
+                    )
+                    for entry in entries
+                )
             )
             ends = await asyncio.wait_for(read, _LOOK_SECONDS)
         except TimeoutError:
@@ -319,9 +333,9 @@ class ProcessRunner:
                 _log.warning("lease_of_unknown_node", lease=record["lease"], node=node_id)
                 continue
             self._nodes[run.lease_id] = node_id
-            self._note_remains(record["lease"], record.get("end", {}))
+            self._remains.note(record["lease"], record.get("end", {}))
             runs[node_id].append(run)
-        self._delete(stale)
+        self._remains.delete(stale)
         self._send({"agent": {"protocol": PROTOCOL}, "word": list(self._words.values())})
         for node_id, listed in runs.items():
             self._say(node_id, [RunsListed(runs=tuple(listed))])
@@ -377,22 +391,6 @@ class ProcessRunner:
         for node_id in self._node_ids:
             self._say(node_id, [RunnerLost()])  # new orders wait for the next keeper
         self._send({"shutdown": True})
-
-    # -- directories
-
-    def _note_remains(self, lease: int, end: dict[str, Any]) -> None:
-        if end.get("output_bytes") or end.get("output_lost"):
-            self._remains[LeaseId(lease)] = [Path(f"{self._settings.output_dir}/{lease:d}")]
-
-    def _delete(self, paths: list[Path]) -> None:
-        if not paths:
-            return
-
-        def delete() -> None:
-            for path in paths:
-                shutil.rmtree(path, ignore_errors=True)
-
-        self._later(asyncio.to_thread(delete))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.model.task import Outcome
+from dgpu.core.model.task import Outcome, WorkerSetup
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     cpus_milli: int = 0
     secret_files: dict[str, bytes] = {}  # by name, in clear
     upload: str = ""  # sha256 of an archive with the content of its directory; empty: none
+    worker: WorkerSetup | None = None  # of a worker, which runs calls
 
     def __repr__(self) -> str:
         """Without variables and secrets, because it may reach a log."""
@@ -80,6 +81,7 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
     most_mb: int = 0  # of GPU memory; with more, the run is stopped
     nonce: str = ""
     cluster_id: str = ""
+    worker_silence_ms: int = 0  # of a worker: without a heartbeat for this time, it is ended; 0: no worker
 
 
 # Messages of a runner. Batches, in the order of events.
@@ -139,5 +141,8 @@ class Runner(Protocol):
 
     def ports_of(self, node_id: NodeId, lease_id: LeaseId) -> Mapping[int, int] | None:
         """The port of the node for each port of a run; None: the node has no such run."""
+
+    def worker_address(self, lease_id: LeaseId) -> tuple[str, int] | None:
+        """The socket of a worker and the user of its process; None: the run is no worker."""
 
     async def close(self, *, stop_tasks: bool) -> None: ...
