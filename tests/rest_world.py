@@ -108,6 +108,39 @@ class _Deaf:
     def hang_up(self, reason: str, *, fault: bool) -> None: ...
 
 
+class FunctionAgent(_Deaf):
+    """A node whose workers are ready at once, and whose calls return their arguments. `held`: calls that do not."""
+
+    def __init__(self, world: RestWorld) -> None:
+        self._world = world
+        self._seq = 0
+        self.connection_id = 0
+        self.calls: list[pb.Call] = []
+        self.starts: list[pb.Start] = []
+        self.answers: Callable[[pb.Call], pb.Returned | None] = lambda call: pb.Returned(
+            lease_id=call.lease_id, outcome="returned", result=call.args or b"\xc0", encoding="msgpack"
+        )
+
+    def send(self, message: pb.FromScheduler) -> None:
+        for start in message.orders.starts:
+            self.starts.append(start)
+            self.report(started=[pb.Started(lease_id=start.lease_id)])
+            ready = pb.WorkerState(lease_id=start.lease_id, ready=True)
+            self.say(pb.FromAgent(workers=pb.Workers(states=[ready])))
+        self.calls += message.orders.calls
+        returned = [told for call in message.orders.calls if (told := self.answers(call)) is not None]
+        if returned:
+            self.report(returned=returned)
+
+    def report(self, **reports: Any) -> None:
+        self._seq += 1
+        self.say(pb.FromAgent(reports=pb.Reports(seq=self._seq, **reports)))
+
+    def say(self, message: pb.FromAgent) -> None:
+        loop = self._world.loop
+        loop.call_soon_threadsafe(self._world.runtime.agent_said, self.connection_id, message)
+
+
 class Listening(_Deaf):
     """It keeps the start orders."""
 
@@ -189,8 +222,10 @@ class RestWorld:
         self.state = recovery.replayed()
         clock = Clock()
         self.vault = Vault.load(self.folder)
-        self.runtime = Runtime(self._scheduler(recovery.index, clock), self.journal, clock)
+        scheduler = self._scheduler(recovery.index, clock)
+        self.runtime = Runtime(scheduler, self.journal, clock)
         self.views = Views(self.state, recovery.index)
+        self.views.progress_of = scheduler.progress.of
         self.runtime.subscribe(self.views.on_group)
         if self.with_follower:
             self.follower = InProcessFollower(self.folder / HISTORY_NAME)
@@ -343,6 +378,8 @@ class RestWorld:
         async def connect() -> str:
             message = await self.runtime.read(register)
             connection_id = self.runtime.connect_agent(stream or _Deaf())
+            if isinstance(stream, FunctionAgent):
+                stream.connection_id = connection_id
             self.runtime.agent_said(connection_id, message)
             while not self.runtime.session_of(NodeId(name)):  # noqa: ASYNC110 - there is no event to wait on
                 await asyncio.sleep(0.001)

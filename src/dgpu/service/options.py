@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from dgpu.core.model.settings import Settings
+from dgpu.core.model.task import WorkerSetup
 from dgpu.service.alerts.options import AlertOptions
 from dgpu.service.content.store import ContentLimits
 from dgpu.service.history.audit_rows import AuditLimits
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.notices.reach import NoticeOptions
 from dgpu.service.oidc.options import OidcOptions
+from dgpu.service.results.file import ResultLimits
 from dgpu.service.task_output.intake import DEFAULT_HEAD_BYTES, DEFAULT_TAIL_BYTES
 from dgpu.wire.address import Address
 from dgpu.wire.setting_checks import why_exposed, why_lease_short, why_plain_text
@@ -107,6 +109,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_retention_bytes: int = 2 << 30
     telemetry_retention_ms: int = 91 * 86_400_000
     audit: AuditLimits = AuditLimits()
+    results: ResultLimits = ResultLimits()
+    worker_setup: WorkerSetup = WorkerSetup(app_id="")  # settings that all workers share
     segment_bytes: int = 32 << 20  # of one journal file
     alerts: AlertOptions | None = AlertOptions()  # None: no alerts
     accept_lost_tail: bool = False  # set by an operator, for this start

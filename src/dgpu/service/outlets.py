@@ -143,6 +143,7 @@ async def http_port(
             trail,
             streams.channels,
         )
+        backend.results.read_from(options.data_dir)
         backend.notice_targets = NoticeTargets(options.notices, parts.vault)
         server = HttpServer(app_of(backend, access), doors, turns, tls)
         await server.start(listening)
@@ -151,7 +152,7 @@ async def http_port(
                 yield backend, access
         finally:
             await server.stop()
-            backend.board.stop()
+            backend.stop()
             history.close()
 
 
@@ -172,6 +173,7 @@ def _rest_options(options: ServiceOptions, standing: Standing | None) -> RestOpt
         isolation=options.rules.isolation,
         is_open=options.auth_mode == "none",
         max_grace_ms=options.max_grace_ms,
+        worker_setup=options.worker_setup,
         standing=Lone() if standing is None else standing,
     )
 

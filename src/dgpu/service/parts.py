@@ -89,6 +89,7 @@ def open_parts(
         opener=functools.partial(open_detail, vault),
         is_gated=quorum is not None,
     )
+    views.progress_of = scheduler.progress.of
     runtime = Runtime(scheduler, journal, clock, mark, quorum)
     follower = FollowerLink(
         options.data_dir,
@@ -165,6 +166,7 @@ def _follower_settings(options: ServiceOptions) -> FollowerSettings:
         telemetry_bytes=options.telemetry_retention_bytes,
         telemetry_age_ms=options.telemetry_retention_ms,
         audit=options.audit,
+        results=options.results,
         digest_groups=0 if options.shared is None else options.shared.digest_groups,
     )
 

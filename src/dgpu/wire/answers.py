@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from dgpu.wire.array_answers import ArrayAnswer
+from dgpu.wire.call_answers import ProgressAnswer
 from dgpu.wire.connections import Connections
 from dgpu.wire.usage_answers import TaskUsage
 from dgpu.wire.wall_time import SHOWN
@@ -176,6 +177,10 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     ports: list[int] = []
     output_file: str = ""
     error_file: str = ""
+    entrypoint: str = ""  # of a function call
+    worker: str | None = None  # of a function call: the task of the worker that runs or ran it
+    worker_of: str = ""  # of a worker: the app of its calls
+    progress: ProgressAnswer | None = None  # of a function call that runs
     reservation: ReservationAnswer | None = None
     usage: TaskUsage | None = None  # of its last attempt; only in the response for one task
 
@@ -213,9 +218,7 @@ class Change(Answer, frozen=True, kw_only=True):
 
 
 class NearestNode(Answer, frozen=True, kw_only=True):
-    """The node that lacks least, and what it lacks."""
-
-    node: str
+    node: str  # the one that lacks least
     lacks: dict[str, int]
 
 

@@ -19,7 +19,7 @@ import msgspec
 from dgpu.core.apply.table import apply
 from dgpu.core.apply.task import packed_key
 from dgpu.core.digest import digest
-from dgpu.core.events import TasksSubmitted, WallClockRead
+from dgpu.core.events import CallReturned, TasksSubmitted, WallClockRead
 from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state, pack_covered, prune
 from dgpu.journal.engine import StateDigest
@@ -45,6 +45,7 @@ from dgpu.service.history.writer import (
     end_making,
     is_being_made,
 )
+from dgpu.service.results.file import RESULTS_NAME, ResultWriter
 from dgpu.service.sqlite_files import FileUnusable
 from dgpu.service.telemetry.file import TELEMETRY_NAME
 from dgpu.service.telemetry.store import TelemetryStore
@@ -86,6 +87,7 @@ class Follower:
             max_age_ms=settings.telemetry_age_ms,
             say=lambda text: say({"error": text}),
         )
+        self._results = ResultWriter(directory / RESULTS_NAME, settings.results)
         base = self._bridge() if from_newest else self._choose_base()
         self._history.complete(base.state)
         self._making = is_being_made(self._history_path)
@@ -198,6 +200,7 @@ class Follower:
             covered = min(snapshot_index(self._directory / PREVIOUS_NAME), self._history.index)
             pack_covered(self._directory, covered)
             prune(self._directory, self._settings.retention, now_ms=self._state.last_at)
+            self._results.trim(self._state.last_at)
             while self._history.trim(self._state.last_at):
                 pass
         except (OSError, sqlite3.OperationalError) as error:
@@ -230,6 +233,7 @@ class Follower:
         self._history.close()
         self._forecaster.close()
         self._telemetry.close()
+        self._results.close()
 
     # Start
 
@@ -288,9 +292,13 @@ class Follower:
                 if record.index > self._index:
                     self._follow(group_of(record, str(segment.path)))
                     if self._history.pending_rows >= _MAX_ROWS:
-                        self._history.commit(self._index)
+                        self._commit_all()
         if self._unsaved:
-            self._history.commit(self._index)
+            self._commit_all()
+
+    def _commit_all(self) -> None:
+        self._results.commit(self._state.last_at)
+        self._history.commit(self._index)
 
     # Replay
 
@@ -302,6 +310,8 @@ class Follower:
             if isinstance(event, WallClockRead):
                 SHOWN.follow(self._state.wall)
             self._forecaster.note(event)
+            if isinstance(event, CallReturned) and group.index > self._history.index:
+                self._results.note(event)
             if group.index > self._history.index:
                 self._history.note(event, self._state, index=group.index, position=position)
         self._index, self._epoch = group.index, group.epoch
@@ -350,6 +360,9 @@ class Follower:
         if self._is_stuck:
             return False
         try:
+            self._results.commit(
+                self._state.last_at
+            )  # first: the index of the history says that both are written
             return self._history.write_some(self._index, _MAX_ROWS_AT_ONCE)
         except sqlite3.OperationalError as error:
             self._commit_due_s = time.monotonic() + _RETRY_S

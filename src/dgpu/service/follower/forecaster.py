@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS predictions (
 CREATE INDEX IF NOT EXISTS predictions_scored ON predictions (started_at) WHERE started_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS predictions_open ON predictions (task_id) WHERE started_at IS NULL;
 """
-_GONE = (events.TaskPlaced, events.GangPlaced, events.TasksCancelled)
+_GONE = (events.TaskPlaced, events.GangPlaced, events.TasksCancelled, events.CallsFailed)
 
 
 class Forecaster:
@@ -77,7 +77,7 @@ class Forecaster:
         """Called after the event was applied. Only predicted tasks are considered."""
         if not self._open or not isinstance(event, _GONE):
             return
-        if isinstance(event, events.TasksCancelled):
+        if isinstance(event, events.TasksCancelled | events.CallsFailed):
             self._left += [task_id for task_id in event.task_ids if task_id in self._open]
         elif event.task_id in self._open:
             self._placed.append((event.at, event.task_id))

@@ -6,6 +6,7 @@ import msgspec
 
 from dgpu.journal.archive import Retention
 from dgpu.service.history.audit_rows import AuditLimits
+from dgpu.service.results.file import ResultLimits
 from dgpu.service.telemetry.tiers import MAX_AGE_MS, MAX_BYTES, Batch
 from dgpu.wire.questions import Question
 
@@ -20,6 +21,7 @@ class FollowerSettings(msgspec.Struct, frozen=True, kw_only=True):
     telemetry_bytes: int = MAX_BYTES
     telemetry_age_ms: int = MAX_AGE_MS
     audit: AuditLimits = AuditLimits()
+    results: ResultLimits = ResultLimits()
     digest_groups: int = 0  # every so many groups, the fingerprint of the state is told; 0: never
 
 

@@ -17,7 +17,7 @@ from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
 from dgpu.service.content.copies import ContentCopies
 from dgpu.service.copies.copies import Copies
-from dgpu.service.grpc.content import NoContent, content_pieces
+from dgpu.service.grpc.content import Hello, NoContent, content_pieces, put_content
 from dgpu.service.grpc.copies import content_methods, copy_methods
 from dgpu.service.grpc.handshakes import Handshakes
 from dgpu.service.grpc.links import Link
@@ -118,6 +118,11 @@ class AgentServer:
                 self._content,
                 request_deserializer=pb.ContentRequest.FromString,
                 response_serializer=pb.ContentPiece.SerializeToString,
+            ),
+            "PutContent": grpc.stream_unary_rpc_method_handler(
+                self._put_content,
+                request_deserializer=pb.ContentPut.FromString,
+                response_serializer=pb.ContentPutDone.SerializeToString,
             ),
             "Channels": stream_method(self._channel_stream, pb.FromAgentChannels),
             "Renew": grpc.unary_unary_rpc_method_handler(
@@ -265,6 +270,15 @@ class AgentServer:
         except NoContent as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
 
+    async def _put_content(self, puts: AsyncIterator[pb.ContentPut], context: _Context) -> pb.ContentPutDone:
+        caller = await self._caller(context, hears=False)
+        first = await anext(puts, pb.ContentPut())
+        await self._registered(context, caller, first)
+        try:
+            return pb.ContentPutDone(size=await put_content(self._runtime, self._files.content, first, puts))
+        except NoContent as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
     async def _channel_stream(self, _requests: object, context: _Context) -> None:
         caller = await self._caller(context)
         link: Link[pb.FromSchedulerChannels] = Link(context)
@@ -281,9 +295,7 @@ class AgentServer:
 
         await self._serve(context, caller, link, on_message, lambda: self._channels.detach(stream))
 
-    async def _registered(
-        self, context: _Context, caller: Caller, hello: pb.FilesHello | pb.ChannelsHello | pb.ContentRequest
-    ) -> NodeId:
+    async def _registered(self, context: _Context, caller: Caller, hello: Hello) -> NodeId:
         """The node of a stream that belongs to a session of this scheduler. Any other stream is refused."""
         node_id = NodeId(hello.node_id)
         if why := caller.why_not_for(node_id):

@@ -106,6 +106,8 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     priority_named: bool = False
     output_file: str = ""
     error_file: str = ""
+    entrypoint: str = ""
+    worker_of: str = ""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

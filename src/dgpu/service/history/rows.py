@@ -38,6 +38,8 @@ ADDED_COLUMNS = {
     "priority_named": "INTEGER NOT NULL DEFAULT 0",
     "output_file": "TEXT NOT NULL DEFAULT ''",
     "error_file": "TEXT NOT NULL DEFAULT ''",
+    "entrypoint": "TEXT NOT NULL DEFAULT ''",
+    "worker_of": "TEXT NOT NULL DEFAULT ''",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
@@ -46,7 +48,7 @@ _FIXED = (
     "structure_n_atoms", "secret_names", "image", "mounts", "read_only_root", "shm_mb",
     "script_bytes", "slurm_env", "signal", "grace_ms", "begins_ms", "upload", "notify", "terminal", "grid", "ports",
     "priority_named",
-    "output_file", "error_file",
+    "output_file", "error_file", "entrypoint", "worker_of",
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
@@ -94,7 +96,7 @@ class TaskRows:
             int(detail.terminal),
             text(values_of(detail.grid, task.array_index)), text(detail.ports),
             int(detail.priority_named),
-            detail.output_file, detail.error_file,
+            detail.output_file, detail.error_file, detail.entrypoint, task.worker_of,
             *_changing(task, shape),
         )  # fmt: skip
 

@@ -58,6 +58,7 @@ from dgpu.service.machine.outputs import (
     Reply,
     ReplyFailed,
 )
+from dgpu.service.machine.progress import ProgressBook
 from dgpu.service.machine.reads import PATIENCE_MS, WaitingReads
 from dgpu.service.secrets.opened import Opener
 
@@ -138,6 +139,10 @@ class Scheduler:
     @property
     def queued(self) -> int:
         return self._commit.queued
+
+    @property
+    def progress(self) -> ProgressBook:
+        return self._agents.progress
 
     @property
     def telemetry(self) -> dict[GpuId, GpuSample]:

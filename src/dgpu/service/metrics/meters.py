@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from dgpu.core.events import (
+    CallsFailed,
     Event,
     GangPlaced,
     TaskFinished,
@@ -94,6 +95,7 @@ class Meters:
             GangPlaced: self._on_gang,
             TaskFinished: self._on_finished,
             TasksCancelled: self._on_cancelled,
+            CallsFailed: self._on_cancelled,
             TaskRequeued: self._on_requeued,
         }
 
@@ -139,8 +141,9 @@ class Meters:
         self.finished[event.status] += 1
         self._requeued_at.pop(event.task_id, None)
 
-    def _on_cancelled(self, event: TasksCancelled) -> None:
-        self.finished[TaskStatus.CANCELLED] += len(event.task_ids)
+    def _on_cancelled(self, event: TasksCancelled | CallsFailed) -> None:
+        status = TaskStatus.FAILED if isinstance(event, CallsFailed) else TaskStatus.CANCELLED
+        self.finished[status] += len(event.task_ids)
         if self._requeued_at:
             for task_id in event.task_ids:
                 self._requeued_at.pop(task_id, None)

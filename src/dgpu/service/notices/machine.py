@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dgpu.core.events import Event, TaskFinished, TasksCancelled, TaskStarted
+from dgpu.core.events import CallsFailed, Event, TaskFinished, TasksCancelled, TaskStarted
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import Task, TaskDetail, TaskStatus
 from dgpu.core.state import ClusterState
@@ -31,7 +31,7 @@ class NoticeMachine:
                 yield from self._notices(state, task, "start", event.at) if is_first else ()
         elif isinstance(event, TaskFinished):
             yield from self._ended(state, event.task_id, event.at)
-        elif isinstance(event, TasksCancelled):
+        elif isinstance(event, TasksCancelled | CallsFailed):
             for task_id in event.task_ids:
                 yield from self._ended(state, task_id, event.at)
 

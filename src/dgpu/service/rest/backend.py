@@ -38,6 +38,7 @@ from dgpu.service.rest.pages import BUNDLE, build_of
 from dgpu.service.rest.scrape import Scrapes
 from dgpu.service.rest.turns import Turns
 from dgpu.service.rest.turnstile import Turnstile, lane_of
+from dgpu.service.results.results import Results
 from dgpu.service.secrets.details import seal_env
 from dgpu.service.secrets.vault import Vault
 from dgpu.service.task_channels import ChannelStreams
@@ -122,7 +123,7 @@ class Backend:
         self.arrivals, self.is_rotating = 0, False  # uploads under way; the key of the vault
         self.seal_env: SealEnv = None if vault is None else functools.partial(seal_env, vault)
         self.trail = AuditTrail(runtime) if trail is None else trail
-        self.feed = EventFeed(views)
+        self.feed, self.results = EventFeed(views), Results(runtime)
         # None: a world without alerts, messages about tasks, or a proxy for ports of tasks
         self.alerts: AlertWatch | None = None
         self.notice_targets: NoticeTargets | None = None
@@ -149,6 +150,10 @@ class Backend:
     def watch_alerts(self, alerts: AlertWatch) -> None:
         self.alerts = alerts
         alerts.listen(self.feed.publish)
+
+    def stop(self) -> None:
+        self.board.stop()
+        self.results.close()
 
     def describe_with(self, describe: Callable[[], dict[str, Any]]) -> None:
         self._describe = describe

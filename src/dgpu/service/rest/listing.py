@@ -35,6 +35,7 @@ from dgpu.service.views.tasks import (
     task_answer,
 )
 from dgpu.service.views.views import Filter, Forgotten
+from dgpu.service.views.workers import CallFacts, call_facts
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError, Problem, TaskAnswer, TaskPage
 from dgpu.wire.fields import Check, Unacceptable
@@ -58,6 +59,7 @@ class _Row(NamedTuple):
     awaited: Awaited | None
     reason: Reason
     names: GpuNames
+    call: CallFacts | None = None
 
 
 class _Live(NamedTuple):
@@ -109,13 +111,15 @@ def _rows(backend: Backend, state: ClusterState, tasks: Iterable[Task], tenants:
             state.after.get(task.id),
             reasons.of(task),
             gpu_names(state, task.gpu_ids),
+            call_facts(state, task, backend.views.progress_of),
         )
         for task in tasks
     ]
 
 
 def _answer_of(row: _Row) -> tuple[TaskId, TaskAnswer]:
-    return row.task.id, task_answer(row.task, row.shape, row.names, awaited=row.awaited, waits=row.reason)
+    answer = task_answer(row.task, row.shape, row.names, awaited=row.awaited, waits=row.reason, call=row.call)
+    return row.task.id, answer
 
 
 async def _in_slices(rows: Iterable[T], make: Callable[[T], U]) -> AsyncIterator[U]:
@@ -206,7 +210,9 @@ async def find_task(backend: Backend, who: Principal, task_id: TaskId) -> TaskAn
                 reason = {"waiting_code": why.blockers[0].code, "waiting": text, "blockers": codes}
         awaited = state.after.get(task_id)
         names = gpu_names(state, task.gpu_ids)
-        shown = task_answer(task, state.shapes[task.shape_id], names, awaited=awaited, waits=reason)
+        call = call_facts(state, task, backend.views.progress_of)
+        shape = state.shapes[task.shape_id]
+        shown = task_answer(task, shape, names, awaited=awaited, waits=reason, call=call)
         shown = _with_workdir(state, shown)
         return shown if reserved is None else replace(shown, reservation=reserved)
 

@@ -23,6 +23,7 @@ from dgpu.core.model.task import (
 from dgpu.core.rules.capacity import in_words
 from dgpu.core.state import ClusterState
 from dgpu.service.history.reader import PastTask
+from dgpu.service.views.workers import CallFacts
 from dgpu.wire.answers import (
     Dependency,
     QueueEntry,
@@ -58,6 +59,7 @@ def task_answer(
     *,
     awaited: Awaited | None = None,
     waits: Mapping[str, Any] | None = None,
+    call: CallFacts | None = None,
 ) -> TaskAnswer:
     """`waits`: why a task waits, or why it is on an unreachable node: waiting_code, waiting, blockers."""
     detail = _decode_detail(task.detail)
@@ -98,7 +100,7 @@ def task_answer(
         **_waits(task, waits or {}),
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
-        **_of_detail(detail, task),
+        **_of_detail(detail, task, call),
     )
 
 
@@ -110,8 +112,10 @@ def _waits(task: Task, told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_detail(detail: TaskDetail, task: Task) -> dict[str, Any]:
+def _of_detail(detail: TaskDetail, task: Task, call: CallFacts | None) -> dict[str, Any]:
     return {
+        **({} if call is None else call.shown()),
+        "worker_of": task.worker_of,
         **_title(detail.name, detail.command, values_of(detail.grid, task.array_index)),
         "script_bytes": len(detail.script.encode()),
         "env": sorted(detail.env),
@@ -190,6 +194,7 @@ def _program(of: TaskDetail | PastTask) -> dict[str, Any]:
         "ports": list(of.ports),
         "output_file": of.output_file,
         "error_file": of.error_file,
+        "entrypoint": of.entrypoint,
     }
 
 
@@ -269,5 +274,6 @@ def past_task_answer(task: PastTask, names: GpuNames) -> TaskAnswer:
         timeout_seconds=task.timeout_ms / 1000 if task.timeout_ms else None,
         begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
         labels=task.labels,
+        worker_of=task.worker_of,
         **_program(task),
     )

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from dgpu.core.events import (
+    CallsFailed,
     EpochBegan,
     Event,
     GangPlaced,
@@ -30,6 +31,7 @@ from dgpu.core.model.task import Shape, Task, TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.views.array_counts import ArrayCounts
+from dgpu.service.views.workers import ProgressOf
 
 MAX_OVERLAY = 100_000  # forgotten tasks that the history has not marked yet
 MAX_RECENT_GROUPS = 4_096
@@ -88,6 +90,7 @@ class Views:
         self._overlay: deque[Forgotten] = deque()
         self.highest_forgotten = _highest_missing(state)
         self._recent_weight = 0
+        self.progress_of: ProgressOf = lambda _: None  # of a call's lease
         self._listeners: list[Callable[[CommittedGroup], None]] = []
         keys = {shape_id: _key(shape) for shape_id, shape in state.shapes.items()}
         counted = Counter((task.shape_id, task.status) for task in state.tasks.values())
@@ -207,6 +210,9 @@ class Views:
         elif kind is TasksCancelled:
             for task_id in event.task_ids:  # type: ignore[attr-defined]
                 self._end(task_id, TaskStatus.PENDING, TaskStatus.CANCELLED)
+        elif kind is CallsFailed:
+            for task_id in event.task_ids:  # type: ignore[attr-defined]
+                self._end(task_id, TaskStatus.PENDING, TaskStatus.FAILED)
         elif kind is PriorityChanged:
             self._on_priority(event)  # type: ignore[arg-type]
         elif kind is TasksForgotten:
@@ -290,7 +296,7 @@ def _weight(group: CommittedGroup) -> int:
     for event in group.events:
         if type(event) is TasksSubmitted:
             weight += len(event.entries)
-        elif type(event) is TasksCancelled or type(event) is TasksForgotten:
+        elif isinstance(event, TasksCancelled | CallsFailed | TasksForgotten):
             weight += len(event.task_ids)
     return weight
 
