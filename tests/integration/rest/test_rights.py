@@ -130,6 +130,13 @@ CASES: dict[str, Make] = {
     "GET /api/v1/tasks/{task_id}/why": of_task("/why"),
     "GET /api/v1/tasks/{task_id}/logs": of_task("/logs"),
     "GET /api/v1/tasks/{task_id}/output": of_task("/output"),
+    "GET /api/v1/tasks/{task_id}/result": of_task("/result"),
+    "GET /api/v1/tasks/{task_id}/result/content": of_task("/result/content"),
+    "POST /api/v1/tasks/results": lambda site, tenant: (
+        "/api/v1/tasks/results",
+        {"task_ids": [site.task(tenant)]},
+    ),
+    "GET /api/v1/workers": fixed("/api/v1/workers"),
     "GET /api/v1/tasks/{task_id}/files": of_task("/files"),
     "GET /api/v1/tasks/{task_id}/files/{file_path}": of_task("/files/a"),
     "POST /api/v1/tasks/{task_id}/channels": of_task("/channels", {"command": "true"}),

@@ -292,4 +292,5 @@ def ends() -> Codes:
     source = "".join(path.read_text(encoding="utf-8") for path in (SOURCES / "core/decide").glob("*.py"))
     written = set(re.findall(r'reason="([a-z_]+)"', source))
     outcomes = {"exit_code", "signal", "timeout", "stopped", "cannot_start", "node_fault", "out_of_memory"}
-    return {code: set() for code in written | outcomes | {"infrastructure"}}
+    of_calls = {"raised", "cannot_encode", "worker_lost", "no_worker", "gave_way", "idle", "not_needed"}
+    return {code: set() for code in written | outcomes | of_calls | {"infrastructure"}}

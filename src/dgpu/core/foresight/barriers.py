@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from dgpu.core.foresight.blockers import Blocker, blocker, plural
+from dgpu.core.foresight.call_barriers import call_barriers
 from dgpu.core.index.limits import quota_of
 from dgpu.core.index.line import Claim, Line
 from dgpu.core.model.dependencies import Dependency
@@ -30,6 +31,8 @@ from dgpu.core.state import ClusterState
 
 
 def barriers_of(state: ClusterState, line: Line, task_id: TaskId, at: int) -> list[Blocker]:
+    if line.shape.app:
+        return call_barriers(state, line, at)
     found = refusals(state, line, _claim(state, line), access_of(state, line, task_id, at))
     return [blocker_of(state, refusal) for refusal in found]
 

@@ -76,7 +76,7 @@ def _waiting(state: ClusterState, task: Task, at: int) -> Explanation:
         ahead=tuple(queue(state, limit=min(ahead, MAX_AHEAD))),
         ahead_total=ahead,
         blockers=tuple(blockers),
-        nearest=nearest_node(state, line.demand) if blockers else None,
+        nearest=nearest_node(state, line.demand) if blockers and not line.shape.app else None,
         reservation=reservation,
     )
 

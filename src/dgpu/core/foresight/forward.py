@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from dgpu.core.apply.node import confirm_all
 from dgpu.core.apply.table import apply
-from dgpu.core.commands import ReportFinished, RunPass, Tick
+from dgpu.core.commands import ReportFinished, ReportWorkers, RunPass, Tick, WorkerReport
 from dgpu.core.decide.endings import time_over
 from dgpu.core.decide.schedule import run_pass
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
@@ -21,6 +21,7 @@ from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.run_times import RunTimes, kind_of, quantile_ms
 from dgpu.core.model.task import Outcome, Task
 from dgpu.core.rules.durations import RELEASE_MS, STOP_MS, UNKNOWN, certain_ms
+from dgpu.core.rules.workers import run_ms
 from dgpu.core.state import ClusterState, next_wake_at, pass_due
 
 _CHARGE_MS: Final = 60_000  # virtual time between two Ticks if tenants are charged
@@ -54,6 +55,9 @@ class ForwardRun:
         self._ticked_at = at
         self._ends: list[tuple[int, LeaseId, Outcome]] = []
         confirm_all(state)
+        for task_id in list(state.workers):
+            if state.tasks[task_id].lease_id:
+                self._make_ready(state.tasks[task_id])
         for task_id in sorted({lease.task_id for lease in state.leases.values()}):
             self._expect_end(state.tasks[task_id])
 
@@ -122,7 +126,16 @@ class ForwardRun:
     def _start(self, task_id: TaskId, node_ids: tuple[NodeId, ...]) -> None:
         self.starts.setdefault(task_id, Start(self.at, node_ids))
         self._left.discard(task_id)
-        self._expect_end(self.state.tasks[task_id])
+        task = self.state.tasks[task_id]
+        if task.worker_of:
+            self._make_ready(task)
+        self._expect_end(task)
+
+    def _make_ready(self, task: Task) -> None:
+        """Workers are assumed to be ready at once: their start takes seconds."""
+        if not self.state.workers[task.id].ready:
+            ready = WorkerReport(lease_id=task.lease_id, ready=True)
+            execute(self.state, ReportWorkers(at=self.at, workers=(ready,)))
 
     def _expect_end(self, task: Task) -> None:
         lease = self.state.leases[task.lease_id]
@@ -142,6 +155,8 @@ class ForwardRun:
             for each in self.state.leases_of(task)
         ):
             return None  # the fate of the run is unknown
+        if app_id := self.state.shapes[task.shape_id].app:
+            return max(self.at, began_at + run_ms(self.state.apps[app_id]))
         ends = [began_at + certain] if certain else []
         if not task.allocation and self._run_times:
             runs = self._run_times.get(kind_of(self.state.shapes[task.shape_id], task.detail))

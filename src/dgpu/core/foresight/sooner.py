@@ -82,7 +82,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def sooner(state: ClusterState, task_id: TaskId, at: int) -> tuple[Change, ...]:
     """Each change alone would start the task. Does not change the state."""
     task = state.tasks.get(task_id)
-    if task is None or task.status is not TaskStatus.PENDING:
+    if task is None or task.status is not TaskStatus.PENDING or state.shapes[task.shape_id].app:
         return ()
     trials = _Trials(state, task, at)
     if pass_due(state) and trials.starts_after():
