@@ -216,7 +216,12 @@ NAMES_A_TENANT = {
     for name, action in OPERATIONS.items()
     if "{task_id}" in name
     or name
-    in {"GET /api/v1/tenants/{tenant_id}", "POST /api/v1/tasks/cancel", "DELETE /api/v1/tokens/{token_id}"}
+    in {
+        "GET /api/v1/tenants/{tenant_id}",
+        "POST /api/v1/tasks/cancel",
+        "POST /api/v1/tasks/results",
+        "DELETE /api/v1/tokens/{token_id}",
+    }
     or (action in {Action.SUBMIT_TASK, Action.CHANGE_TOKEN, Action.CHANGE_SECRET, Action.PREDICT})
 }
 REFUSED_BY_NAME = {

@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import grpc
 
 from dgpu.core.model.ids import LeaseId, TenantId
 from dgpu.core.state import ClusterState
@@ -91,3 +93,19 @@ async def put_content(
     except (ContentStoreFull, ContentMismatch, OSError) as error:
         raise NoContent(f"the result cannot be stored: {error or 'damaged on the way'}") from None
     return size
+
+
+def transfer_methods(send: Any, take: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """The methods that nodes call: `send` streams content to a node, `take` stores content of a node."""
+    return {
+        "Content": grpc.unary_stream_rpc_method_handler(
+            send,
+            request_deserializer=pb.ContentRequest.FromString,
+            response_serializer=pb.ContentPiece.SerializeToString,
+        ),
+        "PutContent": grpc.stream_unary_rpc_method_handler(
+            take,
+            request_deserializer=pb.ContentPut.FromString,
+            response_serializer=pb.ContentPutDone.SerializeToString,
+        ),
+    }

@@ -17,7 +17,7 @@ from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
 from dgpu.service.content.copies import ContentCopies
 from dgpu.service.copies.copies import Copies
-from dgpu.service.grpc.content import Hello, NoContent, content_pieces, put_content
+from dgpu.service.grpc.content import Hello, NoContent, content_pieces, put_content, transfer_methods
 from dgpu.service.grpc.copies import content_methods, copy_methods
 from dgpu.service.grpc.handshakes import Handshakes
 from dgpu.service.grpc.links import Link
@@ -114,16 +114,7 @@ class AgentServer:
             "Connect": stream_method(self._connect, pb.FromAgent),
             "Output": stream_method(self._output_stream, pb.FromAgentOutput),
             "Files": stream_method(self._file_stream, pb.FromAgentFiles),
-            "Content": grpc.unary_stream_rpc_method_handler(
-                self._content,
-                request_deserializer=pb.ContentRequest.FromString,
-                response_serializer=pb.ContentPiece.SerializeToString,
-            ),
-            "PutContent": grpc.stream_unary_rpc_method_handler(
-                self._put_content,
-                request_deserializer=pb.ContentPut.FromString,
-                response_serializer=pb.ContentPutDone.SerializeToString,
-            ),
+            **transfer_methods(self._content, self._put_content),
             "Channels": stream_method(self._channel_stream, pb.FromAgentChannels),
             "Renew": grpc.unary_unary_rpc_method_handler(
                 self._renew,
