@@ -31,6 +31,7 @@ ORDER = [
     "drain",
     "recovery",
     "board",
+    "pages",
     "telemetry",
 ]
 

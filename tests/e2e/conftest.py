@@ -53,11 +53,12 @@ class Site:
     def command(self, *arguments):
         return [sys.executable, "-m", "dgpu", *map(str, arguments)]
 
-    def dgpu(self, *arguments, env=None, cwd=None, timeout=120):
+    def dgpu(self, *arguments, env=None, cwd=None, timeout=120, given=None):
         done = subprocess.run(
             self.command(*arguments),
             env={**self.env, **(env or {})},
             cwd=cwd or self.home,
+            input=given,
             capture_output=True,
             text=True,
             timeout=timeout,

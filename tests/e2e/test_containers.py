@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import pytest
 from integration.agent.podman import IMAGE, podman  # noqa: F401 - a fixture
 
 from .conftest import Site, eventually
+from .typist import typing
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +29,7 @@ def contained(podman):  # noqa: F811
     site.shared.chmod(0o755)
     site.home.chmod(0o755)
     site.env |= {
+        "TERM": "xterm",
         "DGPU__EXECUTOR__EXECUTION_METHOD": "docker",
         "DGPU__EXECUTOR__DOCKER__SOCKET": podman.socket,
         "DGPU__EXECUTOR__DOCKER__NETWORK": "none",
@@ -101,6 +104,74 @@ def test_an_agent_that_is_killed_finds_its_container_again(contained):
     assert contained.dgpu("wait", task_id).code == 9
     assert contained.task(task_id)["attempt"] == 1
     last_container(contained)
+
+
+def test_commands_run_inside_a_container(contained):
+    task_id = contained.submit(
+        *("--image", IMAGE, "--env", "A=of the task", "--"),
+        *("sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done"),
+    )
+    eventually(lambda: "up" in contained.good("logs", task_id).out, "its output")
+    answer = contained.dgpu("exec", task_id, "--", "sh", "-c", "echo $A; pwd; id -u; echo bad >&2; exit 7")
+    directory = contained.task(task_id)["workdir"]
+    assert (answer.code, answer.out) == (7, f"of the task\n{directory}\n65534\n")
+    assert answer.err == "bad\n"
+    assert contained.dgpu("exec", "-i", task_id, "--", "cat", given="words\n").out == "words\n"
+    missing = contained.dgpu("exec", task_id, "--", "no-such-program")
+    assert missing.code == 127
+    assert "no-such-program" in missing.err
+    with typing(contained, "exec", "-it", task_id, "--", "sh", size=(31, 91)) as typist:
+        typist.sees(rb"\$ ")
+        eventually(lambda: size_of(typist) == b"31 91", "the size of the client")
+        typist.type(b"tty\n")
+        typist.sees(rb"/dev/pts/0")
+        typist.type(b"sleep 1234\n")
+        eventually(lambda: sleeps("1234"), "the command to run")
+    eventually(lambda: not sleeps("1234"), "the command to end with its client")
+    contained.good("exec", task_id, "--", "touch", "go")
+    assert contained.dgpu("wait", task_id).code == 0
+    last_container(contained)
+
+
+def sleeps(seconds: str) -> bool:
+    wanted = f"sleep\0{seconds}\0".encode()
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes() == wanted:
+                return True
+    return False
+
+
+def test_a_container_has_a_terminal_that_resizes_and_can_be_attached(contained):
+    with typing(contained, "run", "-it", "--image", IMAGE, "--", "sh", size=(33, 101)) as typist:
+        typist.sees(rb"\$ ")
+        eventually(lambda: size_of(typist) == b"33 101", "the size of the client")
+        typist.type(b"echo term: $TERM\n")
+        typist.sees(rb"term: xterm")
+        typist.resize(41, 77)
+        eventually(lambda: size_of(typist) == b"41 77", "the new size")
+        typist.type(b"sleep 1235\n")
+        eventually(lambda: sleeps("1235"), "sleep to run")
+        typist.type(b"\x03")
+        typist.type(b"echo code $?\n")
+        typist.sees(rb"code 130")
+        typist.type(b"\x10\x11")  # detach
+        typist.ends()
+    task_id = contained.json("ps")["tasks"][0]["task_id"]
+    os.kill(before := contained.record["agent"]["pid"], signal.SIGKILL)
+    eventually(lambda: contained.record.get("agent", {}).get("pid") not in {None, before}, "another agent")
+    with typing(contained, "attach", task_id, size=(20, 60)) as typist:
+        typist.sees(rb"code 130")
+        eventually(lambda: size_of(typist) == b"20 60", "the size of the new client")
+        typist.type(b"exit 42\n")
+        assert typist.ends() == 42
+    assert "33 101" in contained.good("logs", task_id).out
+    last_container(contained)
+
+
+def size_of(typist):
+    typist.type(b"echo size: $(stty size).\n")
+    return typist.sees(rb"size: ([0-9 ]*)\.")[1]
 
 
 def test_the_time_limit_holds_while_the_agent_is_dead(contained):

@@ -14,6 +14,7 @@ import socket
 import termios
 from typing import Any, NamedTuple
 
+from dgpu.agent.containers.kept import inside_order
 from dgpu.agent.corral import Corral
 from dgpu.agent.fences import NO_GROUPS, Fences
 from dgpu.agent.frames import Frame
@@ -144,7 +145,8 @@ class Entries:
         theirs: list[int] = []  # of the child
         try:
             if size:
-                account = held.account or (None, None)
+                # In a container, a process of the keeper's user stands between this terminal and the program.
+                account = (None, None) if held.container else held.account or (None, None)
                 terminal = _new_terminal(account[0], account[1], size)
                 ours, theirs = [terminal.master], [terminal.slave]
                 ends = Ends(terminal=terminal.path)
@@ -169,6 +171,11 @@ class Entries:
         return None
 
     def _spawn(self, held: Held, asked: dict[str, Any], ends: Ends) -> Child | CannotStart:
+        if held.container is not None:
+            held.container.was_entered = True
+            child = self._starter.spawn(inside_order(held, held.container, asked), "/", NO_GROUPS, ends)
+            os.chdir("/")
+            return child
         order = {
             "argv": asked["argv"],
             "env": asked["env"] | held.env,  # the run's own variables mark the process
@@ -221,14 +228,9 @@ def _refusal(held: Held | None, asked: dict[str, Any]) -> tuple[str, str]:
         return "run_ended", "the run has ended"
     if held.kill_at_ms or held.cause:
         return "run_ended", "the run is being stopped"
-    if held.container is not None:
-        return (
-            "in_container",
-            "the task runs in a container, and commands inside containers are not supported",
-        )
     if held.frozen_since_ms:
         return "run_frozen", "the run is frozen: its node had no contact with a scheduler"
-    if held.status_fd >= 0:
+    if held.status_fd >= 0 or (held.container is not None and held.container.root is None):
         return "run_starting", "the run has not started yet"
     if len(held.entered) >= MAX_COMMANDS:
         return "too_many_commands", f"{MAX_COMMANDS} commands run in this task already"

@@ -7,17 +7,18 @@ or does not answer.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from dgpu.agent.containers.kept import Container
 from dgpu.agent.corral import Corral
 from dgpu.agent.endings import Endings
-from dgpu.agent.entries import Entries
+from dgpu.agent.entries import Entries, Terminal
 from dgpu.agent.fences import NO_GROUPS, Fences, Groups
 from dgpu.agent.frames import Frame
 from dgpu.agent.held import Held
 from dgpu.agent.keeper_settings import boot_ms
-from dgpu.agent.launch_as import account_of
+from dgpu.agent.launch_as import Account, account_of
 from dgpu.agent.launches import Launches
 from dgpu.agent.scribe_link import ScribeLink
 from dgpu.agent.secret_dirs import HOST_FILE_VARIABLE, SECRETS_VARIABLE
@@ -122,7 +123,7 @@ class Starts:
         container: Container | None = None
         child: Child | CannotStart
         if "container" in order:
-            child, container = self._endings.containers.spawn(order, own_dir)
+            child, container = self._spawn_container(order, own_dir)
         else:
             child = self._spawn(order, own_dir)
         if isinstance(child, CannotStart):
@@ -161,18 +162,40 @@ class Starts:
             self._corral.release(order["lease"])
         return child
 
+    def _spawn_container(self, order: Order, own_dir: str) -> tuple[Child | CannotStart, Container | None]:
+        """Its runner has the terminal, if the order asks for one, and passes the bytes on to the container."""
+        if not order.get("terminal"):
+            return self._endings.containers.spawn(order, own_dir)
+        found: list[Container] = []
+
+        def start(terminal: Terminal) -> Child | CannotStart:
+            child, container = self._endings.containers.spawn(order, own_dir, terminal.slave)
+            found.extend([] if container is None else [container])
+            return child
+
+        child = self._at_terminal(order, None, start)
+        return child, found[0] if found else None
+
     def _spawn_at_terminal(self, order: Order, own_dir: str, groups: Groups) -> Child | CannotStart:
         """With a terminal, if the order asks for one."""
         if not order.get("terminal"):
             return self._starter.spawn(order, own_dir, groups)
+        return self._at_terminal(
+            order,
+            account_of(order),
+            lambda terminal: self._starter.spawn(order, own_dir, groups, Ends(terminal=terminal.path)),
+        )
+
+    def _at_terminal(
+        self, order: Order, account: Account | None, start: Callable[[Terminal], Child | CannotStart]
+    ) -> Child | CannotStart:
         order["env"].setdefault("TERM", "xterm")
-        account = account_of(order)
         try:
             terminal = self._entries.open_terminal(account and account.uid, account and account.gid)
             log_read, log_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             return CannotStart("node_fault", 126, f"cannot open a terminal: {error}")
-        child = self._starter.spawn(order, own_dir, groups, Ends(terminal=terminal.path))
+        child = start(terminal)
         os.close(terminal.slave)
         if isinstance(child, CannotStart):
             close_all((terminal.master, log_read, log_write))

@@ -122,6 +122,11 @@ def send(proc: Proc, number: int) -> None:
             os.close(fd)
 
 
+def pid_namespace(pid: int | str) -> str:
+    """Raises OSError."""
+    return os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - many of these are read in a row
+
+
 class Survey:
     """One scan of all processes of the machine."""
 

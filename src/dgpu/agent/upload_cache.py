@@ -82,11 +82,10 @@ class UploadCache:
             done.exception()  # the caller may have left
 
     async def _fetch(self, node_id: NodeId, lease_id: LeaseId, digest: str) -> Path:
-        path = self._folder / digest
+        path, part = self._folder / digest, self._folder / f"{digest}.part"
         try:
             if await self._threads.run(lambda: _is_there(path)):
                 return path
-            part = self._folder / f"{digest}.part"
             await self._download(node_id, lease_id, part)
             if await self._threads.run(lambda: _digest_of(part)) != digest:
                 await self._threads.run(lambda: part.unlink(missing_ok=True))
@@ -95,6 +94,8 @@ class UploadCache:
             await self._threads.run(lambda: self._trim(digest))
         except OSError as error:
             if error.errno in _FULL:
+                # Half an archive must not keep the disk full. Another node may have room, or this one later.
+                await self._threads.run(lambda: part.unlink(missing_ok=True))
                 raise CannotUnpack("there is no room on the node for the upload", is_of_node=True) from None
             raise CannotUnpack(
                 f"the upload cannot be stored on the node: {error.strerror}", is_of_node=True
@@ -153,7 +154,7 @@ class UploadCache:
                     return offset, max(size, 0)
                 if size < 0:
                     size = piece.size
-                    await self._threads.run(functools.partial(_check_room, self._folder, size - offset))
+                    await self._threads.run(functools.partial(self._make_room, size - offset))
                 await self._threads.run(functools.partial(_write_all, descriptor, piece.data, offset))
                 offset += len(piece.data)
         finally:
@@ -161,14 +162,28 @@ class UploadCache:
 
     def _trim(self, newest: str) -> None:
         """Deletes archives, the least recently used first."""
-        entries = [(each.stat(), each) for each in self._folder.iterdir() if not each.name.endswith(".part")]
-        total = sum(found.st_size for found, _ in entries)
-        for found, each in sorted(entries, key=lambda entry: entry[0].st_mtime):
+        entries = self._oldest_first()
+        total = sum(size for size, _ in entries)
+        for size, each in entries:
             if total <= self._max_bytes:
                 return
             if each.name != newest and each.name not in self._users:
                 each.unlink(missing_ok=True)
-                total -= found.st_size
+                total -= size
+
+    def _make_room(self, needed: int) -> None:
+        """Deletes archives that no task uses, as many as it takes. Raises OSError if the disk has no room even so."""
+        for _, each in self._oldest_first():
+            if _has_room(self._folder, needed):
+                return
+            if each.name not in self._users:
+                each.unlink(missing_ok=True)
+        if not _has_room(self._folder, needed):
+            raise OSError(errno.ENOSPC, "no room")
+
+    def _oldest_first(self) -> list[tuple[int, Path]]:
+        entries = [(each.stat(), each) for each in self._folder.iterdir() if not each.name.endswith(".part")]
+        return [(found.st_size, each) for found, each in sorted(entries, key=lambda entry: entry[0].st_mtime)]
 
 
 def _refuse_final(error: grpc.aio.AioRpcError) -> None:
@@ -196,10 +211,9 @@ def _digest_of(path: Path) -> str:
     return found.hexdigest()
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _has_room(folder: Path, needed: int) -> bool:
     found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < needed + MIN_FREE_BYTES:
-        raise OSError(errno.ENOSPC, "no room")
+    return found.f_bavail * found.f_frsize >= needed + MIN_FREE_BYTES
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

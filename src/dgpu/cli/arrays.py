@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpu.cli.output import Row
+from dgpu.client.language import told
 
 _MAX_NAMED = 5
 
@@ -26,7 +27,7 @@ def progress(array: dict[str, Any]) -> str:
     parts = [f"{array['failed']:,} failed"] if array["failed"] else []
     parts += [f"{array['success']:,}/{array['count']:,} done"]
     parts += [f"{array[state]:,} {word}" for state, word in words if array[state]]
-    return ", ".join(parts)
+    return told("text", "array_progress", array, ", ".join(parts))
 
 
 def result(row: Row) -> str:

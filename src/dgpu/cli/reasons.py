@@ -7,23 +7,45 @@ from typing import Any, TypeAlias
 
 from dgpu.cli.formats import duration, memory
 from dgpu.cli.output import Row
-from dgpu.client.language import language, waiting
+from dgpu.client.language import fill, language, waiting
 
 _MAX_NAMED = 2  # tasks
 _Facts: TypeAlias = Mapping[str, Any]
 
 
 def short_reason(row: Row) -> str:
-    """Of a waiting task. A reason without short words keeps its text, and so does every reason in other languages."""
+    """Of a waiting task. A reason without short words keeps its text."""
     blockers = row.get("blockers") or []
     text = waiting(blockers, str(row["waiting"] or row["reason"] or "waits for its turn"))
-    if language() or not blockers:
+    if not blockers:
         return text
+    code = blockers[0]["code"]
     facts = {name: value for name, value in blockers[0].items() if name != "code"}
+    if used := language():
+        return fill(used, "short", code, {**facts, **_derived(facts)}) or text
     try:
-        return _SHORT[blockers[0]["code"]](facts)
+        return _SHORT[code](facts)
     except (KeyError, TypeError, ValueError):  # no short words, or other facts of an older or newer scheduler
         return text
+
+
+def _derived(facts: _Facts) -> dict[str, Any]:
+    """Facts that templates cannot compute."""
+    found: dict[str, Any] = {}
+    if isinstance(facts.get("tasks"), str):
+        found |= {"first": _names(facts)[0], "others": facts.get("number", 1) - 1}
+    if isinstance(facts.get("task"), str):
+        found["task"] = facts["task"].removeprefix("task-")
+    if isinstance(facts.get("busy"), int) and isinstance(facts.get("free"), int):
+        found["total"] = facts["busy"] + facts["free"]
+    for name in ("most_free_milli", "needed_milli"):
+        if isinstance(facts.get(name), int):
+            found[name] = facts[name] / 1_000
+    return found
+
+
+def _names(facts: _Facts) -> list[str]:
+    return [each.strip().removeprefix("task-").partition(":")[0] for each in facts["tasks"].split(",")]
 
 
 def _busy(facts: _Facts) -> str:
@@ -32,7 +54,7 @@ def _busy(facts: _Facts) -> str:
 
 
 def _after(facts: _Facts) -> str:
-    names = [each.strip().removeprefix("task-").partition(":")[0] for each in facts["tasks"].split(",")]
+    names = _names(facts)
     if facts["number"] > _MAX_NAMED:
         return f"after {names[0]} +{facts['number'] - 1}"
     return f"after {', '.join(names)}"

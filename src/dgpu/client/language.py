@@ -17,7 +17,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias
 
 Facts: TypeAlias = Mapping[str, Any]
-Section: TypeAlias = Literal["problem", "field", "blocker", "change", "alert", "ended", "advice", "text"]
+Section: TypeAlias = Literal[
+    "problem", "field", "blocker", "change", "alert", "ended", "advice", "short", "text"
+]
 Template: TypeAlias = str | list[str] | dict[str, Any]
 LANGUAGES: Final = ("zh",)  # besides English
 

@@ -296,6 +296,7 @@ class QueueEntry(Answer, frozen=True, kw_only=True):
     command: str | list[str] = ""
     allocation: bool = False
     array_index: int | None = None
+    array_id: str | None = None
     tenant_id: str
     pool: str
     priority: int | str  # as in TaskAnswer

@@ -17,7 +17,7 @@ def clash_of(
     if unshared := _sharing_misfit(values, detail):
         return unshared
     nodes = values.get("nodes", 1)
-    if detail.get("terminal") and (why := _no_terminal(detail, allocation=allocation, nodes=nodes)):
+    if detail.get("terminal") and (why := _no_terminal(allocation=allocation, nodes=nodes)):
         return "terminal", why
     if detail.get("ports") and (why := _no_ports(detail, allocation=allocation)):
         return "ports", why
@@ -46,9 +46,7 @@ def _no_ports(detail: Mapping[str, Any], *, allocation: bool) -> str:
     return "An allocation runs nothing and has no ports." if allocation else ""
 
 
-def _no_terminal(detail: Mapping[str, Any], *, allocation: bool, nodes: int) -> str:
-    if detail.get("image"):
-        return "Not supported yet: a terminal in a container; leave out terminal or image."
+def _no_terminal(*, allocation: bool, nodes: int) -> str:
     if nodes != 1:
         return "A task over several nodes has no terminal; leave out terminal, or use one node."
     return "An allocation runs nothing and has no terminal." if allocation else ""

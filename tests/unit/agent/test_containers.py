@@ -41,6 +41,7 @@ def body_of(spec=None, mounts=(), **facts):
         "dir": "/d",
         "labels": {},
         "secrets_dir": "",
+        "terminal": False,
         **facts,
     }
     return create_body(spec, list(mounts))

@@ -13,6 +13,7 @@ from collections import defaultdict
 import pytest
 
 import dgpu
+from dgpu.cli import reasons
 from dgpu.client import language
 from dgpu.core.foresight import blockers as b
 from dgpu.core.refusals import Refusal, ReservedFor
@@ -84,6 +85,16 @@ def test_templates_use_the_facts_that_the_scheduler_sends(used, section) -> None
         assert not unknown, f"{section} {code}: the scheduler sends no {unknown}"
         forgotten = sent[code] - names - NOT_SHOWN - ({"node"} if section == "problem" else set())
         assert not forgotten, f"{section} {code}: the text does not show {forgotten}"
+
+
+@pytest.mark.parametrize("used", language.LANGUAGES)
+def test_short_reasons_have_templates_for_the_codes_of_the_english_ones(used) -> None:
+    """Their facts are those of the long texts, and the ones that `reasons` derives."""
+    templates, sent = language._tables(used)["short"], codes_of("blocker")
+    assert set(templates) == set(reasons._SHORT)
+    for code, template in templates.items():
+        unknown = names_in(template) - sent[code] - {"first", "others", "total"}
+        assert not unknown, f"{code}: no fact {unknown}"
 
 
 def names_in(template) -> set[str]:

@@ -606,7 +606,7 @@ export const en = {
   "cluster.block": "Free block",
   "cluster.blockWhat": "The largest free block: the most free GPUs on one node.",
   "cluster.blockOn": "{n|GPU|GPUs} on {node}",
-  "cluster.waitWhat": "From submit to start, of the tasks that started in the last 10 minutes: half of them waited at most this long; 95 % at most {p95}.",
+  "cluster.waitWhat": "From submit to start, of the tasks that started in the last hour: half of them waited at most this long; 95 % at most {p95}.",
   "cluster.users": "Users, last 24 hours",
   "cluster.user": "User",
   "cluster.noUser": "without a user",

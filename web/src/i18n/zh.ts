@@ -608,7 +608,7 @@ export const zh: Messages = {
   "cluster.block": "最大空闲块",
   "cluster.blockWhat": "最大空闲块：单个节点上空闲 GPU 的最大数量。",
   "cluster.blockOn": "个 GPU，位于 {node}",
-  "cluster.waitWhat": "最近 10 分钟内开始的任务从提交到开始的时间：一半的任务不超过此值；95 % 的任务不超过 {p95}。",
+  "cluster.waitWhat": "最近一小时内开始的任务从提交到开始的时间：一半的任务不超过此值；95 % 的任务不超过 {p95}。",
   "cluster.users": "用户，最近 24 小时",
   "cluster.user": "用户",
   "cluster.noUser": "无用户",

@@ -14,6 +14,7 @@ from dgpu.agent.secret_dirs import HOST_FILE_VARIABLE, SECRETS_VARIABLE
 KEEPER_LABEL = "dgpu.keeper"
 LEASE_LABEL = "dgpu.lease"
 SECRETS_TARGET = "/run/secrets"  # files with secrets, in the container
+SPEC_VARIABLE = "DGPU_INSIDE"  # of a command inside a container; other users can read a command line
 WORDS_FD = 3  # of the runner: the pipe to its keeper
 _NANO_PER_MILLI = 1_000_000
 _MB = 1 << 20
@@ -66,6 +67,9 @@ def create_body(spec: dict[str, Any], mounts: list[tuple[str, str, bool]]) -> di
         "User": spec["user"],
         "WorkingDir": spec["dir"],
         "Labels": spec["labels"],
+        "Tty": spec["terminal"],
+        "OpenStdin": spec["terminal"],
+        "AttachStdin": spec["terminal"],
         "AttachStdout": True,
         "AttachStderr": True,
         "HostConfig": host,

@@ -17,6 +17,8 @@ API = "/v1.41"
 CALL_SECONDS = 60.0
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024
 _MAX_MESSAGE_CHARACTERS = 500
+_MAX_MESSAGE_BYTES = 64 * 1024
+_MAX_HEAD_BYTES = 16 * 1024
 
 
 class EngineError(Exception):
@@ -91,6 +93,32 @@ class Engine:
             raise EngineDown(self._path, error) from error
         return response
 
+    def hijack(
+        self, path: str, *, body: Any = None, query: Mapping[str, str] = MappingProxyType({})
+    ) -> socket.socket:
+        """A connection that carries only the streams of a program from now on. Raises EngineError, EngineDown."""
+        target = API + path + ("?" + urlencode(query) if query else "")
+        encoded = b"" if body is None else json.dumps(body).encode()
+        head = (
+            f"POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(encoded)}\r\n\r\n"
+        )
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.settimeout(CALL_SECONDS)
+            link.connect(self._path)
+            link.sendall(head.encode() + encoded)
+            status = _read_head(link)
+            refusal = _message(link.recv(_MAX_MESSAGE_BYTES)) if status >= 400 else ""
+        except OSError as error:
+            link.close()
+            raise EngineDown(self._path, error) from error
+        if status >= 400:
+            link.close()
+            raise EngineError(status, refusal)
+        link.settimeout(None)
+        return link
+
     # -- containers
 
     def create(self, name: str, body: dict[str, Any]) -> str:
@@ -131,6 +159,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+def _read_head(link: socket.socket) -> int:
+    """The status of an answer. Byte by byte: the next byte belongs to the program. Raises OSError."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = link.recv(1)
+        if not byte or len(head) >= _MAX_HEAD_BYTES:
+            raise ConnectionError("no answer of HTTP")
+        head += byte
+    parts = head.split(None, 2)
+    if len(parts) < 2 or not parts[1].isdigit():
+        raise ConnectionError("no answer of HTTP")
+    return int(parts[1])
 
 
 def _message(answer: bytes) -> str:

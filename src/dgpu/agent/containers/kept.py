@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgpu.agent.containers import runner_main
-from dgpu.agent.containers.body import KEEPER_LABEL, LEASE_LABEL, WORDS_FD, container_name
+from dgpu.agent.containers import inside_main, runner_main
+from dgpu.agent.containers.body import KEEPER_LABEL, LEASE_LABEL, SPEC_VARIABLE, WORDS_FD, container_name
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import DEFAULT_SIGNALS, CannotStart, Child, failure_of
-from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey, read_proc
+from dgpu.agent.terminal_link import close_all
+from dgpu.agent.tree import KEEPER_MARKER, LEASE_MARKER, Survey, pid_namespace, read_proc
 
 if TYPE_CHECKING:
     from dgpu.agent.held import Held
@@ -31,10 +32,24 @@ _FREEZE = "cgroup.freeze"
 class Container:
     """One run's container, as far as the keeper knows it."""
 
-    __slots__ = ("_words", "at_end", "end", "gone", "group", "root", "sweeping", "words_fd")
+    __slots__ = (
+        "_words",
+        "at_end",
+        "end",
+        "gone",
+        "group",
+        "name",
+        "root",
+        "socket",
+        "sweeping",
+        "was_entered",
+        "words_fd",
+    )
 
-    def __init__(self, words_fd: int) -> None:
+    def __init__(self, words_fd: int, *, name: str, socket: str) -> None:
         self.words_fd = words_fd  # -1: closed
+        self.name, self.socket = name, socket  # of the container, of its engine
+        self.was_entered = False  # commands that people start inside are no descendants of its first process
         self._words = b""
         self.at_end = False  # its runner says no more
         self.root: tuple[int, int] | None = None  # pid and start of its first process
@@ -58,7 +73,9 @@ class Container:
             return []
         pid, start_ticks = self.root
         found = survey.procs.get(pid)
-        return [pid] if found is not None and found.start_ticks == start_ticks else []
+        if found is None or found.start_ticks != start_ticks:
+            return []
+        return [pid, *_same_namespace(survey, pid)] if self.was_entered else [pid]
 
     def read(self) -> bool:
         """True: its first process became known now."""
@@ -97,11 +114,13 @@ class ContainerRunners:
         self._by_fd: dict[int, Held] = {}
 
     def spawn(
-        self, order: dict[str, Any], own_dir: str
+        self, order: dict[str, Any], own_dir: str, terminal: int = -1
     ) -> tuple[Child, Container] | tuple[CannotStart, None]:
+        """`terminal`: a descriptor for all streams; -1: the runner gets pipes."""
         lease: int = order["lease"]
         spec = order["container"] | {
             "action": "run",
+            "terminal": terminal >= 0,
             "name": container_name(self._keeper_id, lease),
             "labels": {KEEPER_LABEL: self._keeper_id, LEASE_LABEL: str(lease)},
             "argv": order["argv"],
@@ -110,27 +129,25 @@ class ContainerRunners:
             "dir": order["cwd"] or own_dir,
             "own": not order["cwd"],
         }
+        ours: list[int] = []
+        theirs: list[int] = []
         try:
-            output_read, output_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            errors_read, errors_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            words_read, words_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            for _ in range(3 if terminal < 0 else 1):  # the last pair is for words
+                read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                ours.append(read_end)
+                theirs.append(write_end)
+                os.set_blocking(write_end, True)
+            streams = (theirs[0], theirs[1]) if terminal < 0 else (terminal, terminal)
+            pid = self._execute(lease, spec, (*streams, theirs[-1]))
         except OSError as error:
-            return failure_of(error, "container"), None
-        try:
-            os.set_blocking(output_write, True)
-            os.set_blocking(errors_write, True)
-            os.set_blocking(words_write, True)
-            pid = self._execute(lease, spec, (output_write, errors_write, words_write))
-        except OSError as error:
-            os.close(output_read)
-            os.close(errors_read)
-            os.close(words_read)
+            close_all(ours)
             return failure_of(error, "container"), None
         finally:
-            os.close(output_write)
-            os.close(errors_write)
-            os.close(words_write)
-        return Child(pid, output_read, errors_fd=errors_read), Container(words_read)
+            close_all(theirs)
+        container = Container(ours[-1], name=spec["name"], socket=spec["socket"])
+        if terminal >= 0:
+            return Child(pid, -1), container
+        return Child(pid, ours[0], errors_fd=ours[1]), container
 
     def sweep(self, lease: int, socket: str) -> int:
         """The pid of a process that ends when the engine has no such container. Raises OSError."""
@@ -178,6 +195,42 @@ class ContainerRunners:
             )
         finally:
             os.close(told)
+
+
+def inside_order(held: Held, container: Container, asked: dict[str, Any]) -> dict[str, Any]:
+    """The process that runs a command inside a container: it speaks to the engine, as the keeper's own user."""
+    has_terminal = bool(asked.get("size"))
+    env = asked["env"] | ({"TERM": asked["env"].get("TERM", "xterm")} if has_terminal else {})
+    spec = {
+        "socket": container.socket,
+        "name": container.name,
+        "terminal": has_terminal,
+        "argv": asked["argv"],
+        "env": env,
+    }
+    marks = {name: held.env[name] for name in (LEASE_MARKER, KEEPER_MARKER) if name in held.env}
+    return {
+        "argv": [sys.executable, "-I", "-S", "-X", "utf8", str(Path(inside_main.__file__))],
+        "env": {**marks, SPEC_VARIABLE: json.dumps(spec)},
+        "cwd": "/",
+        "account": None,
+    }
+
+
+def _same_namespace(survey: Survey, root: int) -> list[int]:
+    """All processes of a container, also those that its engine started beside the first one."""
+    try:
+        wanted = pid_namespace(root)
+    except OSError:
+        return []
+    if wanted == pid_namespace("self"):
+        return []  # no namespace of its own: it would be every process of the node
+    found = []
+    for pid in survey.procs:
+        with contextlib.suppress(OSError):
+            if pid_namespace(pid) == wanted:
+                found.append(pid)
+    return found
 
 
 def remove_containers(sockets: set[str], keeper_id: str) -> bool:

@@ -14,7 +14,6 @@ import http.client
 import json
 import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 from dgpu.agent.containers.body import SECRETS_TARGET, WORDS_FD, create_body
+from dgpu.agent.containers.bridge import OwnTerminal, copy_input, copy_pieces, copy_raw, in_thread, write_all
 from dgpu.agent.containers.engine import Engine, EngineDown, EngineError
 from dgpu.agent.containers.mounts import MountRefused, Pinned, is_unchanged, pin, pin_own
 from dgpu.agent.containers.pulling import ImageError, ensure_image
@@ -36,8 +36,6 @@ _LAST_OUTPUT_SECONDS = 10.0
 _REMOVE_TRIES = 3
 _SIGNAL_TRIES = 100
 _SIGNAL_AGAIN_SECONDS = 0.1
-_HEADER = struct.Struct(">BxxxI")  # stream and length of a piece of output
-_STDERR = 2  # in it
 _NO_SUCH_COMMAND = ("executable file not found", "command that was not found", "no such file or directory")
 _NOT_EXECUTABLE = ("permission denied", "is a directory", "not a directory", "exec format error")
 
@@ -62,9 +60,15 @@ class Runner:
         self._may_run = False
         self._signals = 0
         self._output: threading.Thread | None = None
+        self._terminal = OwnTerminal(1) if spec["terminal"] else None
 
     def run(self) -> End:
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._terminal is not None:
+            self._terminal.enter()
+            signal.signal(
+                signal.SIGINT, self._on_sigterm
+            )  # Ctrl-C during a pull; later it goes to the program
         try:
             self._pin_mounts()
             ensure_image(self._engine, self._spec, _note)
@@ -114,6 +118,8 @@ class Runner:
         self._attach(container_id)  # first: no output may be lost
         self._may_run = True
         self._engine.call("POST", f"/containers/{quote(container_id)}/start")
+        if self._terminal is not None:
+            self._terminal.follow(self._resize)
         state = self._engine.inspect(container_id)["State"]
         root = read_proc(state["Pid"]) if state.get("Pid") else None
         if root is None:
@@ -165,11 +171,19 @@ class Runner:
 
     def _attach(self, container_id: str) -> None:
         path = f"/containers/{quote(container_id)}/attach"
-        response = self._engine.stream(
-            "POST", path, seconds=None, query={"stream": "1", "stdout": "1", "stderr": "1"}
-        )
-        self._output = threading.Thread(target=_copy_output, args=(response,), daemon=True)
-        self._output.start()
+        query = {"stream": "1", "stdout": "1", "stderr": "1"}
+        if self._terminal is None:
+            response = self._engine.stream("POST", path, seconds=None, query=query)
+            self._output = in_thread(_copy_output, response)
+            return
+        link = self._engine.hijack(path, query=query | {"stdin": "1"})
+        in_thread(copy_input, self._terminal.fd, link)
+        self._output = in_thread(copy_raw, link, self._terminal.fd)
+
+    def _resize(self, rows: int, columns: int) -> None:
+        with contextlib.suppress(EngineError):  # it has ended
+            path = f"/containers/{quote(self._name)}/resize"
+            self._engine.call("POST", path, query={"h": str(rows), "w": str(columns)})
 
     def _on_sigterm(self, *_: object) -> None:
         self._signals += 1
@@ -233,25 +247,15 @@ def _failure_of(error: EngineError) -> End:
 
 
 def _copy_output(response: http.client.HTTPResponse) -> None:
-    """Both streams, in the order in which the engine sends their pieces."""
     with contextlib.suppress(OSError, http.client.HTTPException), response:
-        while len(header := response.read(_HEADER.size)) == _HEADER.size:
-            stream, left = _HEADER.unpack(header)
-            while left and (piece := response.read1(left)):
-                left -= len(piece)
-                _write(2 if stream == _STDERR else 1, piece)
+        copy_pieces(response.read1, 1, 2)
 
 
 def _note(text: str) -> None:
     """A line in the task's output."""
-    _write(1, f"dgpu: {text}\n".encode())
+    write_all(1, f"dgpu: {text}\n".encode())
 
 
 def _tell(**words: Any) -> None:
     with contextlib.suppress(OSError):
-        _write(WORDS_FD, json.dumps(words).encode() + b"\n")
-
-
-def _write(fd: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(fd, text) :]
+        write_all(WORDS_FD, json.dumps(words).encode() + b"\n")

@@ -15,6 +15,7 @@ from dgpu.agent.accounts import NoAccount, Person
 from dgpu.agent.boundaries import minors_of
 from dgpu.agent.chunks import read_at
 from dgpu.agent.frames import (
+    CONTAINER_TERMINALS_PROTOCOL,
     PROTOCOL,
     SECRETS_PROTOCOL,
     TERMINALS_PROTOCOL,
@@ -128,10 +129,9 @@ def _variables(order: RunOrder, detail: TaskDetail) -> dict[str, str]:
 
 
 def _check_terminal(detail: TaskDetail, keeper_protocol: int, *, in_container: bool) -> None:
-    """Raises ValueError, and NotHereError if another node may have a terminal."""
-    if detail.terminal and in_container:
-        raise ValueError("a task in a container has no terminal: leave out terminal")
-    if detail.terminal and keeper_protocol < TERMINALS_PROTOCOL:
+    """Raises NotHereError: another node may have a terminal."""
+    needed = CONTAINER_TERMINALS_PROTOCOL if in_container else TERMINALS_PROTOCOL
+    if detail.terminal and keeper_protocol < needed:
         raise NotHereError("this node's keeper is older and has no terminals; it ends with its tasks")
 
 

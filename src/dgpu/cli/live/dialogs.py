@@ -13,7 +13,7 @@ from textual.widgets import Static
 KEYS = (
     ("1 2 3, Tab", "nodes, GPUs, tasks"),
     ("↑ ↓ PgUp PgDn", "move; Home and End too"),
-    ("Enter", "the GPUs of a node, the tasks of a GPU"),
+    ("Enter", "the GPUs of a node, the tasks of a GPU or of an array"),
     ("/", "filter rows by words; all must match. Esc: no filter"),
     ("s, S", "sort by the next column; reverse the order"),
     ("k", "cancel the task (asks first)"),

@@ -8,22 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from dgpu.cli.live.board import Board
-from dgpu.cli.ps import gpus_of, name_of, place_of
+from dgpu.cli.live.task_rows import TaskRow, task_rows
 from dgpu.client.asynchronous import AsyncClient
 from dgpu.client.errors import DgpuError, NotFound, Unreachable
 from dgpu.client.stream import ServerEvent
-from dgpu.wire import answers
 from dgpu.wire.cluster_answers import GpuList, NodeAnswer, QuotaAnswer
 from dgpu.wire.scheduler_answers import SchedulerList
 
 MAX_TASKS = 1_000  # of the running and of the waiting tasks: one page of the scheduler
+MAX_OF_ARRAY = 200  # running tasks of an opened array, and as many waiting ones
 MAX_REASONS = 200  # of waiting tasks; each reason may cost the scheduler a scan of its nodes
 LEAST_PAUSE_SECONDS = 1.0
 # A picture of 16,000 GPUs costs the scheduler's loop a tenth of a second. A viewer may take at most a twentieth of
@@ -34,31 +33,13 @@ TASKS_AGE_SECONDS = 5.0  # durations and reasons change without an event
 SILENCE_SECONDS = 15.0  # a stream sends a keep-alive every 5 s
 
 
-class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    task_id: str
-    name: str
-    status: str
-    priority: int | str
-    priority_value: int
-    gpus: str
-    tenant_id: str
-    pool: str
-    since: str | None  # the start of a running task, the submission of a waiting one
-    place: int  # in the queue; 0: running
-    where: str  # where it runs, or why it waits
-
-    @property
-    def number(self) -> int:
-        return int(self.task_id.removeprefix("task-"))
-
-
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster at one time."""
 
     at: datetime
     nodes: Sequence[NodeAnswer]
     gpus: GpuList
-    tasks: Sequence[TaskRow]  # running tasks by id, then waiting ones in queue order
+    tasks: Sequence[TaskRow]  # running tasks by id, then waiting ones in queue order; an array is one row
     running: int  # all running tasks, shown or not
     waiting: int
     quota: QuotaAnswer
@@ -68,7 +49,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden_tasks(self) -> int:
-        return max(0, self.running + self.waiting - len(self.tasks))
+        return max(0, self.running + self.waiting - sum(row.tasks for row in self.tasks))
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,13 +60,21 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     schedulers: SchedulerList | None = None
 
 
-async def take_tasks(client: AsyncClient) -> Tasks:
+async def take_tasks(client: AsyncClient, opened: Iterable[str] = ()) -> Tasks:
+    """`opened`: arrays whose tasks are listed below their row."""
     began = time.monotonic()
-    running = await client.page(status="running", limit=MAX_TASKS)
+    running = await client.page(status="running", limit=MAX_TASKS, fold="true")
     queue = await client.queue(limit=MAX_TASKS)
-    newest = await client.page(status="pending", limit=MAX_REASONS)
+    newest = await client.page(status="pending", limit=MAX_REASONS, fold="true")
+    inside = {
+        array_id: [
+            *(await client.page(array=array_id, status="running", limit=MAX_OF_ARRAY)).tasks,
+            *(await client.page(array=array_id, status="pending", limit=MAX_OF_ARRAY)).tasks,
+        ]
+        for array_id in opened
+    }
     return Tasks(
-        rows=_rows(running.tasks, queue.queue, newest.tasks),
+        rows=task_rows(running.tasks, queue.queue, newest.tasks, inside),
         running=running.total,
         waiting=queue.total,
         schedulers=await take_schedulers(client),
@@ -100,12 +89,12 @@ async def take_schedulers(client: AsyncClient) -> SchedulerList | None:
         return None
 
 
-async def take_picture(client: AsyncClient) -> Picture:
+async def take_picture(client: AsyncClient, opened: Iterable[str] = ()) -> Picture:
     began = time.monotonic()
     nodes = await client.nodes()
     gpus = await client.gpus()
     quota = await client.quota()
-    tasks = await take_tasks(client)
+    tasks = await take_tasks(client, opened)
     return Picture(
         at=datetime.now(UTC),
         nodes=nodes.nodes,
@@ -122,55 +111,6 @@ async def take_picture(client: AsyncClient) -> Picture:
 
 def _pause(cost_seconds: float) -> float:
     return min(LONGEST_PAUSE_SECONDS, max(LEAST_PAUSE_SECONDS, PAUSE_PER_COST * cost_seconds))
-
-
-def _rows(
-    running: Sequence[answers.TaskAnswer],
-    queue: Sequence[answers.QueueEntry],
-    newest: Sequence[answers.TaskAnswer],
-) -> list[TaskRow]:
-    known = {task.task_id: task for task in newest}
-    shown = {entry.task_id for entry in queue}
-    rows = [_running(task) for task in reversed(running) if task.task_id not in shown]
-    rows += [_waiting(entry, known.get(entry.task_id)) for entry in queue]
-    return rows
-
-
-def _running(task: answers.TaskAnswer) -> TaskRow:
-    row: dict[str, Any] = msgspec.to_builtins(task)
-    return TaskRow(
-        task_id=task.task_id,
-        name=name_of(row),
-        status="stopping" if task.cancelling else task.status,
-        priority=task.priority,
-        priority_value=task.priority_value,
-        gpus=gpus_of(row),
-        tenant_id=task.tenant_id,
-        pool=task.pool,
-        since=task.started_at,
-        place=0,
-        where=place_of(row, short=True),
-    )
-
-
-def _waiting(entry: answers.QueueEntry, task: answers.TaskAnswer | None) -> TaskRow:
-    """A task far back in the queue shows its position; its reason is loaded when it is selected."""
-    row: dict[str, Any] = msgspec.to_builtins(entry)
-    return TaskRow(
-        task_id=entry.task_id,
-        name=name_of(row),
-        status="pending",
-        priority=entry.priority,
-        priority_value=entry.priority_value,
-        gpus=gpus_of(row),
-        tenant_id=entry.tenant_id,
-        pool=entry.pool,
-        since=entry.created_at,
-        place=entry.position,
-        where=f"position {entry.position:,} in the queue"
-        if task is None
-        else place_of(msgspec.to_builtins(task), short=True),
-    )
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +138,7 @@ class Feed:
         self._board: Board | None = None
         self._tasks: Tasks | None = None
         self._tasks_due_s = 0.0
+        self.opened: set[str] = set()  # arrays
 
     def hurry(self) -> None:
         """An action was sent: update now."""
@@ -206,7 +147,7 @@ class Feed:
 
     async def next(self) -> Picture | Lost:
         try:
-            picture = await (self._beat() if self.is_streaming else take_picture(self.client))
+            picture = await (self._beat() if self.is_streaming else take_picture(self.client, self.opened))
         except DgpuError as error:
             await self.rest()
             if self._failures == 0 and self.is_streaming and _has_no_stream(error):
@@ -236,7 +177,7 @@ class Feed:
         board = await self._next_board()
         now_s = time.monotonic()
         if self._tasks is None or now_s >= self._tasks_due_s:
-            self._tasks = await take_tasks(self.client)
+            self._tasks = await take_tasks(self.client, self.opened)
             self._tasks_due_s = time.monotonic() + max(TASKS_AGE_SECONDS, _pause(self._tasks.cost_seconds))
         return Picture(
             at=datetime.now(UTC),

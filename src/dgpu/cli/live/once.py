@@ -60,16 +60,16 @@ def print_once(picture: Picture) -> None:
 def _print_all(console: Console, picture: Picture) -> None:
     for line in summary(picture):
         console.print(line, overflow="fold")
-    tasks = picture.running + picture.waiting
-    for sheet, rows, total, verb in (
-        (NODES, picture.nodes, len(picture.nodes), "nodes"),
-        (GPUS, picture.gpus.gpus, picture.gpus.total, "gpus"),
-        (TASKS, picture.tasks, tasks, "ps"),
+    unlisted = sum(row.tasks for row in picture.tasks[MAX_ROWS:]) + picture.hidden_tasks
+    for sheet, rows, more, verb in (
+        (NODES, picture.nodes, len(picture.nodes[MAX_ROWS:]), "nodes"),
+        (GPUS, picture.gpus.gpus, len(picture.gpus.gpus[MAX_ROWS:]), "gpus"),
+        (TASKS, picture.tasks, unlisted, "ps"),
     ):
         console.print()
         _print_sheet(console, sheet, rows[:MAX_ROWS])
-        if total > MAX_ROWS:
-            console.print(f"… {total - min(MAX_ROWS, len(rows)):,} more: dgpu {verb}")
+        if more:
+            console.print(f"… {more:,} more: dgpu {verb}")
 
 
 def _print_sheet(console: Console, sheet: Sheet[Any], rows: Sequence[Any]) -> None:

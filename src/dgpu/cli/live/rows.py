@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dgpu.cli.formats import duration, memory, one_line, since
-from dgpu.cli.live.feed import TaskRow
+from dgpu.cli.live.task_rows import TaskRow
 from dgpu.cli.output import STATUS_STYLES
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer
 

@@ -20,6 +20,7 @@ from dgpu.cli.live.dialogs import Keys, Question
 from dgpu.cli.live.feed import Feed, Lost, Picture
 from dgpu.cli.live.rows import GPUS, NODES, TASKS, WIDE, chosen
 from dgpu.cli.live.table import LiveTable
+from dgpu.cli.live.task_rows import TaskRow
 from dgpu.client.errors import DgpuError, NotFound
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer
 
@@ -273,6 +274,9 @@ class Top(App[int]):
         elif isinstance(selected, GpuAnswer):
             self._words["tasks"] = " ".join(selected.tasks[:1]) or selected.node
             self.action_show("tasks")
+        elif isinstance(selected, TaskRow) and selected.array_id:
+            self._feed.opened ^= {selected.array_id}
+            self._feed.hurry()
 
     def action_details(self) -> None:
         details = self.query_one("#details")
@@ -298,12 +302,9 @@ class Top(App[int]):
             self.notify("Select a task first: 3", severity="warning")
             return
         task_id = selected.task_id
-        question = f"Cancel {task_id}{f' ({selected.name})' if selected.name else ''}?"
-        about = (
-            "It is running and will be stopped."
-            if selected.place == 0
-            else "It is waiting and will not start."
-        )
+        kind = "array " if selected.array_id else ""
+        question = f"Cancel {kind}{task_id}{f' ({selected.name.strip()})' if selected.name else ''}?"
+        about = words.before_cancel(selected)
         self._after_asking(
             question, about, lambda: self._feed.client.cancel(task_id), f"{task_id} is cancelled."
         )

@@ -7,6 +7,7 @@ from typing import Any
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.live.feed import Lost, Picture
 from dgpu.cli.live.rows import bar
+from dgpu.cli.live.task_rows import TaskRow
 from dgpu.wire import isolation
 from dgpu.wire.cluster_answers import GpuAnswer, NodeAnswer, PoolQuota
 from dgpu.wire.scheduler_answers import SchedulerList
@@ -126,3 +127,9 @@ def about_task(why: dict[str, Any], task: dict[str, Any]) -> list[str]:
     if command := command_text(task["command"]):
         lines.append(f"$ {command}")
     return list(map(one_line, lines))
+
+
+def before_cancel(task: TaskRow) -> str:
+    if task.array_id:
+        return f"{plural(task.tasks, 'task')} of it run or wait. They will be stopped or not start."
+    return "It is running and will be stopped." if task.place == 0 else "It is waiting and will not start."

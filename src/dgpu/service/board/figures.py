@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -33,8 +34,9 @@ from dgpu.wire.wall_time import SHOWN
 
 STEP_MS = 5_000
 MAX_POINTS = 120  # ten minutes
-MAX_WAITS = 1_024
-WAITS_MS = 600_000
+MAX_WAITS = 4_096
+WAITS_MS = 3_600_000
+MAX_SEEDED = 20_000  # tasks in memory that a first look reads, the newest ones
 RATE_MS = 60_000
 MAX_GROUPS = 2_048  # in one check; of more, only the latest count
 MAX_CHANGED = 256
@@ -86,12 +88,27 @@ class Traffic:
     def look(self, state: ClusterState, at_ms: int) -> None:
         """Call it at a committed point."""
         self.changed = ChangedTasks()
-        for event in self._new_events():
+        events = list(self._new_events())
+        if not self._tallies or self.changed.is_partial:
+            self._seed(state, at_ms, events)
+        for event in events:
             self._take(state, event)
         ended = state.next_task_id - 1 - state.waiting_count - state.running_count
         self._tallies.append((at_ms, self._started, ended))
         while len(self._tallies) > 2 and self._tallies[1][0] <= at_ms - RATE_MS:
             self._tallies.popleft()
+
+    def _seed(self, state: ClusterState, at_ms: int, events: Sequence[Event]) -> None:
+        """No dashboard was open, so earlier events were not seen. The tasks in memory know when they started."""
+        counted = {event.task_id for event in events if isinstance(event, TaskPlaced | GangPlaced)}
+        newest = itertools.islice(reversed(state.tasks.values()), MAX_SEEDED)
+        found = [
+            (task.started_at, max(0, task.started_at - task.created_at))
+            for task in newest
+            if task.attempt == 1 and task.started_at >= at_ms - WAITS_MS and task.id not in counted
+        ]
+        self._waits = deque(sorted(found), maxlen=MAX_WAITS)
+        self._percentiles = None
 
     def per_minute(self) -> tuple[float, float]:
         """Started and finished."""
@@ -100,7 +117,7 @@ class Traffic:
         return round((started_now - started) / minutes, 1), round((ended_now - ended) / minutes, 1)
 
     def waits(self, at_ms: int) -> tuple[int | None, int | None]:
-        """p50 and p95."""
+        """p50 and p95 of the tasks that started within the last hour, at most the latest 4,096."""
         waits = self._waits
         while waits and waits[0][0] < at_ms - WAITS_MS:
             waits.popleft()

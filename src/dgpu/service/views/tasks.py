@@ -221,6 +221,7 @@ def queue_entry(task: Task, shape: Shape, position: int, reserved: Reservation |
         command=title["command"],
         allocation=task.allocation,
         array_index=task.array_index if task.array_id else None,
+        array_id=task_name(task.array_id) if task.array_id else None,
         tenant_id=shape.tenant_id,
         pool=shape.pool.value,
         **_priority(shape.priority, detail),
