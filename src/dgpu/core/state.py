@@ -386,4 +386,5 @@ def pass_due(state: ClusterState) -> bool:
         return True
     if not state.queue.count:
         return False
-    return bool(state.queue.beds.any_awake or state.rooms.improved or state.stirred or state.crews.stirred)
+    any_awake = state.queue.beds.any_awake(state.rooms.idle_milli)
+    return any_awake or bool(state.rooms.improved or state.stirred or state.crews.stirred)

@@ -130,7 +130,6 @@ class Offers:
         return bool(self._beds)
 
     def offer(self, bed: Bed) -> None:
-        """The bed was opened, or its first line may come earlier now."""
         first = bed.first()
         if first is None or first.listed is None:
             return

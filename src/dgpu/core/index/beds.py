@@ -63,11 +63,13 @@ class Beds:
         "_beds",
         "_by_change",
         "_made",
+        "_of_gpus",
         "_offers",
     )
 
     def __init__(self) -> None:
         self._offers = Offers()
+        self._of_gpus = Offers()  # of beds that need whole GPUs
         self._awake = Bed(_AWAKE, 0)
         self._made = 0  # number of beds created
         self._beds: dict[BedKey, Bed] = {}
@@ -86,7 +88,7 @@ class Beds:
         for bed in self.all():
             bed.list_all()
             if bed.is_open:
-                self._offers.offer(bed)
+                self._offer(bed)
 
     def all(self) -> Iterable[Bed]:
         return (self._awake, *self._beds.values())
@@ -125,7 +127,7 @@ class Beds:
         bed = line.bed
         if bed.list_line(line):
             if bed.is_open:
-                self._offers.offer(bed)
+                self._offer(bed)
             elif line.listed is not None and line.listed < bed.refused:
                 # The line is before the refused line: a higher level may pass reservations.
                 self.wake(bed)
@@ -133,11 +135,11 @@ class Beds:
     def move_up(self, line: Line) -> None:
         """The share of its tenant fell below the share of others."""
         if line.head and line.bed.list_line(line) and line.bed.is_open:
-            self._offers.offer(line.bed)
+            self._offer(line.bed)
 
     def reorder(self) -> None:
         """The rule for levels changed."""
-        self._offers = Offers()
+        self._offers, self._of_gpus = Offers(), Offers()
         for bed in self.all():
             bed.list_all()
             bed.offered = None
@@ -145,13 +147,19 @@ class Beds:
 
     # the pass
 
-    @property
-    def any_awake(self) -> bool:
-        return bool(self._offers)
+    def any_awake(self, idle_milli: int) -> bool:
+        return bool(self._offers) or (idle_milli > 0 and bool(self._of_gpus))
 
     def first_awake(self, slot_level: int, idle_milli: int) -> Line | None:
         """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""
-        while (line := self._offers.first()) is not None:
+        line = self._first_of(self._offers, slot_level, idle_milli)
+        other = self._first_of(self._of_gpus, slot_level, idle_milli)
+        if line is None or other is None:
+            return other if line is None else line
+        return other if other.precedes(line) else line
+
+    def _first_of(self, offers: Offers, slot_level: int, idle_milli: int) -> Line | None:
+        while (line := offers.first()) is not None:
             bed = line.bed
             if bed is self._awake:
                 if not self._is_refused(line):
@@ -160,10 +168,12 @@ class Beds:
                 return line
             elif bed.for_slot:
                 bed.close()
-            elif bed.gpus_milli > idle_milli:
-                self._offers.close_larger(idle_milli, slot_level)
-            else:
+            elif bed.gpus_milli <= idle_milli:
                 return line
+            elif idle_milli:
+                offers.close_larger(idle_milli, slot_level)
+            else:
+                return None  # these beds stay open: the next idle GPU finds the first of them
         return None
 
     def _is_refused(self, line: Line) -> bool:
@@ -187,7 +197,7 @@ class Beds:
         if refusal.scope is _ROOM and _is_above(turn, slot_level):
             bed.set_aside(line)
             bed.is_open = bed.for_slot = True
-            self._offers.offer(bed)
+            self._offer(bed)
         else:
             bed.close()
 
@@ -239,18 +249,22 @@ class Beds:
                 first = bed.first()
                 if first is not None and _is_above(first.listed, slot_level):
                     bed.is_open = bed.for_slot = True
-                    self._offers.offer(bed)
+                    self._offer(bed)
 
     def wake(self, bed: Bed) -> None:
         bed.put_back()
         bed.is_open, bed.for_slot = True, False
-        self._offers.offer(bed)
+        self._offer(bed)
+
+    def _offer(self, bed: Bed) -> None:
+        """The bed was opened, or its first line may come earlier now."""
+        (self._of_gpus if bed.gpus_milli else self._offers).offer(bed)
 
     def _move(self, line: Line, bed: Bed) -> None:
         self.leave(line)
         bed.enter(line)
         if bed.is_open:
-            self._offers.offer(bed)
+            self._offer(bed)
 
     def _bed(self, key: BedKey) -> Bed:
         bed = self._beds.get(key)
