@@ -114,7 +114,7 @@ class Pass:
 
     def _try_task(self, line: Line, task_id: TaskId) -> Refusal | None:
         state, at = self.state, self.at
-        if line.shape.app:
+        if line.known.app:
             return self._try_call(line, task_id)
         access = access_of(state, line, task_id, at)
         refusal = admit(state, line, line.claim, access)

@@ -56,11 +56,12 @@ class Ageing:
 class KnownShape:
     """A shape of at least one task in any status, with all facts derived from the shape."""
 
-    __slots__ = ("account", "claim", "demand", "is_part", "lines", "pool", "shape", "shape_id", "uses")
+    __slots__ = ("account", "app", "claim", "demand", "is_part", "lines", "pool", "shape", "shape_id", "uses")
 
     def __init__(self, shape_id: ShapeId, shape: Shape, account: Account, pool: PoolUse) -> None:
         self.shape_id = shape_id
         self.shape = shape
+        self.app = shape.app  # read for every try: compiled, a field of `shape` is slower
         self.account = account
         self.pool = pool
         self.demand: Demand = demand_of(shape)

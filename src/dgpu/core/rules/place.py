@@ -86,12 +86,12 @@ def _among_reservations(state: ClusterState, demand: Demand, access: Access, at:
     counts_host = bool(demand.cpus_milli or demand.ram_mb)
     found: list[tuple[int, NodeId, Room]] = []
     for room in state.rooms.reserved():
-        if access.passed.isdisjoint(room.holds):
-            # The task may use no more there than beside reservations, except cpus and ram until these begin.
-            if not counts_host or (len(room.idle) < demand.gpus and not room.parts):
-                continue
-        elif len(room.idle) + len(room.kept) < demand.gpus and not room.used:
+        if len(room.idle) + len(room.kept) < demand.gpus and not room.used:
             continue
+        if access.passed.isdisjoint(room.holds) and (
+            not counts_host or (len(room.idle) < demand.gpus and not room.parts)
+        ):
+            continue  # it may use no more there than beside reservations, except cpus and ram until these begin
         seen = view(room, access)
         value = rank(seen, demand)
         if value is not None and _leaves_enough(state, room, demand, access, at):
