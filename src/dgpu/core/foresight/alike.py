@@ -15,12 +15,12 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
     their GPUs are all of one kind, healthy and not shared. Every other room is its own kind.
     """
     if demand.constraints or demand.share_milli < WHOLE_MILLI:
-        for room in _known(state):
+        for room in state.rooms.by_node.values():
             yield room, 1
         return
     least_mb, counts_host = demand.gpu_memory_mb, bool(demand.cpus_milli or demand.ram_mb)
     kinds: dict[tuple[object, ...], list[Room]] = {}
-    for room in _known(state):
+    for room in state.rooms.by_node.values():
         cards = room.cards
         if (
             not room.ready
@@ -50,9 +50,3 @@ def alike(state: ClusterState, demand: Demand) -> Iterator[tuple[Room, int]]:
         kinds.setdefault(kind, []).append(room)
     for rooms in kinds.values():
         yield rooms[0], len(rooms)
-
-
-def _known(state: ClusterState) -> Iterator[Room]:
-    """The rooms of known nodes. A room without a node was removed."""
-    by_node, nodes = state.rooms.by_node, state.nodes
-    return iter(by_node.values()) if len(by_node) == len(nodes) else (by_node[each] for each in nodes)

@@ -114,8 +114,7 @@ class Rooms:
         self._rankings.start_over()
         self._packing = None
         for node_id in self.by_node:
-            if node_id in self._nodes:
-                self.refresh(node_id)
+            self.refresh(node_id)
 
     def learn(self, typical: Typical) -> None:
         self._typical = typical
