@@ -81,3 +81,33 @@ def test_all_tasks_of_a_line_that_reserved_quota_alone_reserve_gpus() -> None:
     passed(state)
     passed(state)
     assert all(made.places for made in state.reservations.values())
+
+
+def test_a_fork_keeps_gpus_for_guarantees() -> None:
+    tenants = (Tenant(id=TenantId("lab"), guaranteed_gpus=1), Tenant(id=TenantId("works")))
+    state = cluster(
+        node("n1", gpus=2),
+        task(1, tenant="works", count=2, priority=80),
+        task(1, tenant="lab"),
+        settings=Settings(memory_margin_mb=0, tenants=tenants),
+    )
+    fork = state.fork()
+    placed = [each.task_id for each in do(fork, RunPass()) if isinstance(each, TaskPlaced)]
+    assert placed == [1, 3]
+    assert [each.task_id for each in do(state, RunPass()) if isinstance(each, TaskPlaced)] == placed
+
+
+def test_a_task_without_gpus_starts_within_the_limit_of_its_tenant_while_no_gpu_is_idle() -> None:
+    tenants = (Tenant(id=TenantId("lab"), max_running=1), Tenant(id=TenantId("works")))
+    state = cluster(
+        node("n1", gpus=1),
+        task(1, tenant="works"),
+        lease(1, on="n1"),
+        task(0, tenant="lab", count=2),
+        settings=Settings(memory_margin_mb=0, tenants=tenants),
+    )
+    passed(state)
+    do(state, finished(2))
+    (placed,) = passed(state)
+    assert isinstance(placed, TaskPlaced)
+    assert placed.task_id == 3

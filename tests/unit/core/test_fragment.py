@@ -113,6 +113,8 @@ def test_cpus_taken_from_free_gpus_are_waste() -> None:
     assert waste(cards, host(cpus=64), demand, table) == 2_000 * 1_000
     assert waste(cards, host(cpus=80), demand, table) == 0
     assert waste(Cards(A100, ()), host(cpus=64), demand, table) == 0
+    # Two GPUs lacked cpus before: only what the task adds counts.
+    assert waste(cards, host(cpus=48), demand, table) == 2_000 * 1_000
 
 
 # the table

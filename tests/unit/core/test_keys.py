@@ -100,6 +100,10 @@ def test_a_fork_has_keys_of_its_own() -> None:
     submit(fork, "lab", 2)
     assert state.key_ring.find("lab/2") is None
     assert fork.key_ring.find("lab/1") is not None
+    late = state.fork()
+    late.key_ring.forget(state.last_at + 1)
+    assert (late.key_ring.count, state.key_ring.count) == (0, 1)
+    assert state.key_ring.find("lab/1") is not None
 
 
 @pytest.mark.parametrize(("first_id", "count"), [(1, 1), (2**40, 10_000)])

@@ -70,7 +70,9 @@ def test_all_of_a_card_and_all_of_a_nodes_memory_can_be_had() -> None:
 def test_no_single_node_that_has_both_is_as_good_as_none() -> None:
     """One node has the GPUs and another the cpus: a task lives on one."""
     state = cluster(node("gpus", gpus=8, cpus=4), node("cpus", gpus=1, cpus=64))
-    assert tried(state, task(8, cpus=16)) == NeverFits(entry=0, lacks="cpus", requested=16, largest=4)
+    lacks_cpus = NeverFits(entry=0, lacks="cpus", requested=16, largest=4)
+    assert tried(state, task(8, cpus=16)) == lacks_cpus
+    assert tried(state, task(8, cpus=16, memory_mb=16_384)) == lacks_cpus  # all of the memory that its GPUs have
 
 
 def test_before_any_node_has_registered_everything_waits() -> None:

@@ -90,6 +90,15 @@ def test_without_nvlink_a_common_switch_is_next(settings) -> None:
     assert set(state.tasks[2].gpu_ids) == {"n1-2", "n1-3"}
 
 
+@pytest.mark.parametrize("settings", [BALANCED, PACK], ids=["balanced", "pack"])
+def test_of_many_cards_those_on_nvlink_go_together(settings) -> None:
+    """More sets of three than are compared one by one."""
+    pairs = ((1, 6), (6, 9), (1, 9), (0, 1))
+    state = cluster(linked("n1", pairs=pairs, count=12), task(3), settings=settings)
+    run_pass(state)
+    assert set(state.tasks[1].gpu_ids) == {"n1-1", "n1-6", "n1-9"}
+
+
 def test_packing_keeps_a_node_whole() -> None:
     state = cluster(node("n1", gpus=4), node("n2", gpus=4), task(count=3), task(4), settings=PACK)
     run_pass(state)

@@ -59,6 +59,17 @@ def test_what_ends_early_on_its_node_makes_a_reservation_earlier_at_once() -> No
     assert place(state, 6) == second, "nothing changed there"
 
 
+def test_a_task_waits_for_the_ram_that_it_lacks_and_no_more() -> None:
+    state = cluster(node("n1", gpus=3, ram_mb=10_240), settings=RULES)
+    for minutes in (10, 20, 30):
+        do(state, task(1, ram_mb=3_072, timeout_ms=minutes * MINUTE), START)
+    run_pass(state, START)
+    do(state, task(1, ram_mb=7_168, timeout_ms=MINUTE), START)
+    do(state, task(3, timeout_ms=MINUTE), START)
+    run_pass(state, START)
+    assert place(state, 4) == ("n1", START + 20 * MINUTE + OVER_MS)  # 1 GB is free, two tasks hold the rest
+
+
 def test_something_earlier_elsewhere_is_found_by_the_next_full_pass() -> None:
     state = two_busy_nodes(10, 10, 30, 30)
     do(state, task(2, timeout_ms=MINUTE), START)
