@@ -90,7 +90,7 @@ async def test_commands_of_the_authority_are_recorded_once(place: Place) -> None
     revoke(place.data_dir, "n1")
     found = await place.recorded("ca.init", "ca.token", "ca.revoke")
     assert [(entry.action, entry.subject) for entry in found] == [
-        ("ca.init", place.fingerprint[:64]),
+        ("ca.init", f"authority {place.fingerprint[:16]}…"),
         ("ca.token", "n1 and 1 more"),
         ("ca.revoke", "n1 and 1 more"),
     ]

@@ -174,7 +174,7 @@ class Roster:
 
     def note_authority(self, fingerprint: str, *, now_s: int) -> None:
         with self._writing() as connection:
-            deeds.write_deed(connection, "ca.init", fingerprint, now_s=now_s)
+            deeds.write_deed(connection, "ca.init", f"authority {fingerprint[:16]}…", now_s=now_s)
 
     def deeds(self) -> list[Deed]:
         """Changes that the audit log has not yet taken over, the oldest first."""
