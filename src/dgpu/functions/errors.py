@@ -87,7 +87,10 @@ _BY_REASON: dict[str, type[RemoteError]] = {
 def error_of(ended: CallResult) -> RemoteError:
     """The exception for a call that did not return."""
     reason = "cancelled" if ended.status == "cancelled" else ended.reason
-    text = ended.error or f"the function ended as {ended.status}" + (f": {reason}" if reason else "")
+    # The words that stand before the error in lists of tasks.
+    text = ended.error.removeprefix("raised an exception: ") or f"the function ended as {ended.status}" + (
+        f": {reason}" if reason else ""
+    )
     name, colon, message = text.partition(": ")
     is_typed = (
         reason not in _BY_REASON and bool(colon or ended.traceback) and name.replace(".", "").isidentifier()

@@ -160,6 +160,10 @@ def test_cancelled_errors_have_their_own_type() -> None:
     from dgpu.wire.call_answers import CallResult
 
     assert isinstance(error_of(CallResult(task_id="task-1", status="cancelled")), CallCancelled)
+    raised = error_of(
+        CallResult(task_id="task-1", status="failed", error="raised an exception: KeyError: 'x'")
+    )
+    assert (isinstance(raised, KeyError), raised.type_name, raised.message) == (True, "KeyError", "'x'")
     lost = error_of(
         CallResult(task_id="task-1", status="failed", reason="worker_lost", error="the worker ended: 137")
     )
