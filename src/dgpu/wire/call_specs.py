@@ -127,6 +127,7 @@ def _app(shape: Shape, worker: bytes, setup: bytes, max_workers: int, template: 
         preload=tuple(known.get("preload", ())),
     )
     detail = msgspec.json.decode(worker)
+    detail["name"] = "worker"
     detail["command"] = (mine.python, "-m", "dgpu.worker")
     detail["worker"] = mine
     spec = TaskSpec(
