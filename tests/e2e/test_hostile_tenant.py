@@ -47,6 +47,12 @@ REFUSED_CALLS = [
     ("POST", "/api/v1/tasks/{task}/release", None, "unknown_task", "task.change"),
     ("POST", "/api/v1/tasks/{task}/priority", {"priority": 90}, "unknown_task", "task.change"),
     ("POST", "/api/v1/tasks/{task}/retry", None, "unknown_task", "task.submit"),
+    ("POST", "/api/v1/tasks/{task}/channels", {"command": ["id"]}, "unknown_task", "task.enter"),
+    ("POST", "/api/v1/tasks/{task}/channels", {"size": [24, 80]}, "unknown_task", "task.enter"),
+    ("POST", "/api/v1/tasks/{task}/channels", {"port": 8888}, "unknown_task", "task.enter"),
+    ("POST", "/api/v1/tasks/{task}/links", {"port": 8888}, "unknown_task", "task.enter"),
+    ("GET", "/api/v1/tasks/{task}/result", None, "unknown_task", "task.output"),
+    ("GET", f"/api/v1/uploads/{'0' * 64}?tenant=a", None, "tenant_not_allowed", "task.submit"),
     ("POST", "/api/v1/tasks", {**TASK, "tenant_id": "a"}, "tenant_not_allowed", "task.submit"),
     ("POST", "/api/tasks", {"command": "id", "tenant_id": "a"}, "tenant_not_allowed", "task.submit"),
     (
