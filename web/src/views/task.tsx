@@ -152,7 +152,10 @@ function Details({ task }: { task: Task }) {
     ...(task.constraints ?? []),
   ].filter(Boolean);
   const rows: [string, preact.ComponentChildren][] = [
-    [t("task.command"), task.allocation ? t("task.allocation") : <code>{command(task.command)}</code>],
+    [t("task.command"), task.allocation ? t("task.allocation") : task.entrypoint ? null : <code>{command(task.command)}</code>],
+    [t("task.function"), task.entrypoint ? <code>{task.entrypoint}</code> : null],
+    [t("task.progress"), task.progress ? <Progress fraction={task.progress.fraction} text={task.progress.text ?? ""} /> : null],
+    [t("task.worker"), task.worker ? <TaskLink id={task.worker} /> : task.worker_of ? t("task.isWorker", { app: task.worker_of.slice(0, 8) }) : null],
     [t("tasks.tenant"), <a href={`/tenants/${encodeURIComponent(task.tenant_id)}`}>{task.tenant_id}</a>],
     [t("tasks.pool"), `${word("pool", task.pool)} · ${t("task.priority")} ${word("level", String(task.priority))}`],
     [t("task.asked"), asked.join(" · ")],
@@ -176,6 +179,16 @@ function Details({ task }: { task: Task }) {
       </header>
       <Facts rows={rows} />
     </section>
+  );
+}
+
+/** How far a function says it is. */
+function Progress({ fraction, text }: { fraction: number; text: string }) {
+  return (
+    <span class="row" data-testid="progress">
+      <progress value={fraction} max={1} aria-label={t("task.progress")} />
+      {`${number(fraction * 100, 0)} % ${text}`.trim()}
+    </span>
   );
 }
 
