@@ -82,10 +82,14 @@ _REMEDIES = {
 
 def _message(error: DgpuError) -> str:
     from dgpu.client import errors
-    from dgpu.client.language import told
+    from dgpu.client.language import field_text, language, told
 
     text = str(error).strip()
     if error.problem is not None:
+        wrong = [each for each in error.errors if each.facts.get("expected")]
+        if language() and wrong and len(wrong) == len(error.errors):
+            named = (f"{each.path}: {field_text(each.code, each.facts, each.detail)}" for each in wrong[:3])
+            text = " ".join(named)
         text = told("problem", error.code, error.problem.facts, text)
     if isinstance(error, errors.ProviderAway):
         return f"{text}\nTry again, or use an API token: DGPU_TOKEN or --token"

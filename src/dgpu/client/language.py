@@ -50,6 +50,37 @@ def waiting(blockers: Iterable[Facts], english: str) -> str:
     return "; ".join(texts) if texts and all(texts) else english
 
 
+def field_text(code: str, facts: Facts, english: str) -> str:
+    """What is wrong with a field. The description of an expected value has its own translations."""
+    if (used := language()) and isinstance(facts.get("expected"), str):
+        facts = {**facts, "expected": expected(used, facts["expected"])}
+    return told("field", code, facts, english)
+
+
+def expected(used: str, english: str) -> str:
+    """Descriptions have no codes: patterns of English texts stand for them. `{}` is a part that is taken over."""
+    for pattern, text in _expected(used):
+        if found := pattern.fullmatch(english):
+            return text.format(*found.groups())
+    return english
+
+
+@functools.cache
+def _expected(used: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Those with the longest fixed text first: `at most {} bytes in all` before `at most {} bytes`."""
+    table = _tables(used).get("expected", {})
+    known = sorted(table.items(), key=lambda item: -len(item[0].replace("{}", "")))
+    return tuple(
+        (re.compile("(.+?)".join(re.escape(part.format()) for part in _parts(english))), text)
+        for english, text in known
+    )
+
+
+def _parts(pattern: str) -> list[str]:
+    """Between its gaps. Doubled braces stand for braces, as in `str.format`."""
+    return re.split(r"(?<!\{)\{\}(?!\})", pattern)
+
+
 def in_units(seconds: float, units: Mapping[str, str]) -> str:
     """At most two units: 3 min 20 s."""
     if seconds < 1:

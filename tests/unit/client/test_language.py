@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import json
 import pathlib
 import re
@@ -305,3 +306,47 @@ def ends() -> Codes:
     outcomes = {"exit_code", "signal", "timeout", "stopped", "cannot_start", "node_fault", "out_of_memory"}
     of_calls = {"raised", "cannot_encode", "worker_lost", "no_worker", "gave_way", "idle", "not_needed"}
     return {code: set() for code in written | outcomes | of_calls | {"infrastructure"}}
+
+
+# Descriptions of expected values
+
+
+def phrases() -> set[str]:
+    """The texts of `Unacceptable(...)` that are written out there or in a constant. `{}`: a value."""
+    found: set[str] = set()
+    for path, _, call in calls("Unacceptable"):
+        name = ".".join(("dgpu", *path.relative_to(SOURCES).with_suffix("").parts))
+        text = phrase_of(call.args[0], importlib.import_module(name))
+        found |= {text} if text else set()
+    return found
+
+
+def phrase_of(node: ast.expr, module: object) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            each.value.replace("{", "{{").replace("}", "}}")
+            if isinstance(each, ast.Constant)
+            else braced(getattr(module, ast.unparse(each.value), None))
+            for each in node.values
+        )
+    value = node.value if isinstance(node, ast.Constant) else getattr(module, ast.unparse(node), None)
+    return braced(value) if isinstance(value, str) else ""
+
+
+def braced(value: object) -> str:
+    return value.replace("{", "{{").replace("}", "}}") if isinstance(value, str) else "{}"
+
+
+@pytest.mark.parametrize("used", language.LANGUAGES)
+def test_descriptions_of_expected_values_are_translated(used) -> None:
+    assert len(phrases()) > 90
+    for phrase in sorted(phrases()):
+        english = phrase.replace("{}", "7").format()
+        assert language.expected(used, english) != english, f"no translation of {phrase!r}"
+
+
+def test_parts_of_a_description_are_taken_over() -> None:
+    assert language.expected("zh", "at most 8 bytes in all") == "总共最多 8 字节"
+    assert language.expected("zh", "a whole number from -2 to 5") == "-2 到 5 的整数"
+    assert language.expected("zh", 'values like {"lr": [0.1, 0.01], "seed": "0-4"}').startswith('{"lr"')
+    assert language.expected("zh", "something new") == "something new"

@@ -4,7 +4,7 @@ import zhTemplates from "../../../src/dgpu/client/languages/zh.json";
 import { brief as briefIn, duration as durationIn, ENGLISH_UNITS, type Language, type Units } from "../format";
 import type { Alert, Blocker, Problem, Task } from "../types";
 import { en, type MessageKey, type Messages } from "./en";
-import { fill, type Facts, type Section, type Table } from "./told";
+import { expected, fill, type Facts, type Section, type Table } from "./told";
 import { zh } from "./zh";
 
 const TABLES: Record<Language, Messages> = { en, zh };
@@ -55,7 +55,10 @@ export function problemText(problem: Problem): string {
 }
 
 export function fieldText(error: { detail: string; code: string; facts?: Facts }): string {
-  return told("field", error.code, error.facts ?? {}, error.detail);
+  const facts = error.facts ?? {};
+  const table = TEMPLATES[language.value];
+  const shown = table && typeof facts.expected === "string" ? { ...facts, expected: expected(table, facts.expected) } : facts;
+  return told("field", error.code, shown, error.detail);
 }
 
 export function blockerText(blocker: Blocker): string {

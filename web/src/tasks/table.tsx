@@ -92,7 +92,7 @@ function Row({ task, at, selected, toggle }: { task: Task; at: boolean; selected
         </td>
         <td class="num">{gpusOf(task)}</td>
         <td class="wide-only">{task.tenant_id}</td>
-        <td class="wide-only">{word("pool", task.pool)}</td>
+        <td class="nowrap wide-only">{word("pool", task.pool)}</td>
         <td class="num wide-only" title={String(task.priority_value)}>{word("level", String(task.priority))}</td>
         <td class="nowrap wide-only">
           <Time at={task.created_at} />
