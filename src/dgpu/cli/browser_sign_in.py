@@ -41,11 +41,12 @@ class _Answer(NamedTuple):
     error: str = ""
 
 
-def sign_in(issuer: str, client_id: str, scopes: list[str], *, consent: bool) -> Login:
+def sign_in(issuer: str, client_id: str, scopes: list[str], *, consent: bool, opens: bool) -> Login:
     """The signed token of the account, and how to renew it if the provider allows that.
 
     The scheduler verifies the token; only what concerns this sign-in is checked here. `consent`: some providers give
     nothing to renew it without (OpenID Connect Core, 11). At others, only administrators may consent.
+    `opens`: a browser of this machine, if there is one.
     """
     authorize, exchange, renewing = _endpoints(issuer)
     state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
@@ -63,7 +64,7 @@ def sign_in(issuer: str, client_id: str, scopes: list[str], *, consent: bool) ->
             **({"prompt": "consent"} if consent else {}),
         }
         address = f"{authorize}{'&' if '?' in authorize else '?'}{urlencode(asked)}"
-        _show(address)
+        _show(address, opens=opens)
         code = door.wait()
         form = {
             "grant_type": "authorization_code",
@@ -79,8 +80,8 @@ def sign_in(issuer: str, client_id: str, scopes: list[str], *, consent: bool) ->
     return Login(token, sign_in_of(told, exchange, client_id))
 
 
-def _show(address: str) -> None:
-    if open_browser(address):
+def _show(address: str, *, opens: bool) -> None:
+    if opens and open_browser(address):
         note("A browser opens. If it does not, open this address:")
     else:
         note("Open this address in a browser:")

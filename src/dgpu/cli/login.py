@@ -36,6 +36,9 @@ def login(
             help="With --oidc: let the provider ask for your consent. Some do not allow renewal otherwise.",
         ),
     ] = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="With --oidc: only print the address, for any browser.")
+    ] = False,
 ) -> None:
     """Store a token for the scheduler, or for all of them. It is read from the terminal without echo, or from stdin.
 
@@ -45,7 +48,13 @@ def login(
     from dgpu.client.credentials import Login, store_token
 
     flags = flags_of(ctx)
-    signed_in = _from_provider(flags, consent=consent) if oidc else Login(flags.token or _read_token())
+    if (consent or no_browser) and not oidc:
+        raise CliFailure(f"{'--consent' if consent else '--no-browser'} needs --oidc.", ExitCode.USAGE)
+    signed_in = (
+        _from_provider(flags, consent=consent, opens=not no_browser)
+        if oidc
+        else Login(flags.token or _read_token())
+    )
     flags.token = signed_in.token
     client = connect(flags)
     for url in client.urls:
@@ -63,7 +72,7 @@ def login(
         )
 
 
-def _from_provider(flags: Flags, *, consent: bool) -> Login:
+def _from_provider(flags: Flags, *, consent: bool, opens: bool) -> Login:
     from dgpu.cli.browser_sign_in import sign_in
 
     if flags.token:
@@ -74,7 +83,7 @@ def _from_provider(flags: Flags, *, consent: bool) -> Login:
         raise CliFailure(
             f"This scheduler offers no sign-in from the command line: {missing} is not set. Use a token: dgpu login"
         )
-    return sign_in(found.cli.issuer, found.cli.client_id, found.cli.scopes, consent=consent)
+    return sign_in(found.cli.issuer, found.cli.client_id, found.cli.scopes, consent=consent, opens=opens)
 
 
 def _read_token() -> str:

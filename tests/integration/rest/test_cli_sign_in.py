@@ -23,13 +23,19 @@ CLI = {"cli_client_id": CLIENT}
 
 
 class Login:
-    def __init__(self, url: str, home: Path, *options: str, terminal: int | None = None) -> None:
+    def __init__(self, url: str, home: Path, *options: str, terminal: int | None = None, **more: str) -> None:
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("DGPU") and name not in {"DISPLAY", "WAYLAND_DISPLAY"}
         }
-        self.env = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / "config"), "NO_COLOR": "1"}
+        self.env = {
+            **kept,
+            "HOME": str(home),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "NO_COLOR": "1",
+            **more,
+        }
         self.url = url
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dgpu", "--server", url, "login", "--oidc", *options],
@@ -99,6 +105,35 @@ def test_a_browser_signs_the_command_line_in(site, provider: IdentityProvider, t
     assert (told["user"], told["source"]) == ("ann", "oidc")
     stored = tmp_path / "config" / "dgpu" / "credentials.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("oidc_settings", [CLI])
+@pytest.mark.parametrize("options", [(), ("--no-browser",)])
+def test_a_browser_opens_unless_it_is_not_wanted(
+    site, provider: IdentityProvider, tmp_path, options: tuple[str, ...]
+) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    login = site(*options, DISPLAY=":1", BROWSER=f"{browser} %s")
+    address = login.address()  # printed after the browser has ended
+    assert opened.exists() is not bool(options)
+    if not options:
+        assert opened.read_text() == address
+    visit(address)
+    assert login.end()[0] == 0
+
+
+@pytest.mark.parametrize("oidc_settings", [CLI])
+def test_options_of_the_browser_need_it(site, provider: IdentityProvider) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dgpu", "--server", site().url, "login", "--no-browser"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "--no-browser needs --oidc." in done.stderr) == (2, True), done
 
 
 @pytest.mark.parametrize("oidc_settings", [CLI])
