@@ -25,6 +25,7 @@ SETTLE_SECONDS: Final = 1.0  # the call of a connection may be noticed after its
 MAX_KNOWN: Final = 65_536  # peers with a call; events that were lost leave some behind
 MAX_SETTLING: Final = 1_024
 _PER_TURN: Final = 64
+_KERNEL: Final = 0  # root could send messages, too
 
 _NETLINK_SOCK_DIAG: Final = 4
 _SOL_NETLINK: Final = 270
@@ -75,14 +76,18 @@ class Handshakes:
         assert self._socket is not None  # noqa: S101 - else there is no reader
         with contextlib.suppress(OSError):  # empty, or events were lost
             for _ in range(_PER_TURN):
-                self.closed(self._socket.recv(4_096))
+                message, (sender, _groups) = self._socket.recvfrom(4_096)
+                if sender == _KERNEL:
+                    self.closed(message)
 
     def closed(self, message: bytes) -> None:
         """A message of the kernel about a connection at the port."""
         end, received = closed_peer(message)
-        if received <= 1:  # nothing but its end
+        if (
+            received <= 1 or len(self._settling) >= MAX_SETTLING
+        ):  # nothing but its end, or too many to tell apart
             self._passed.pop(end, None)
-        elif len(self._settling) < MAX_SETTLING:
+        else:
             self._settling[end] = None
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle, end)
 
