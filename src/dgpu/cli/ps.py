@@ -35,7 +35,6 @@ _SEARCHED = frozenset({"user", "name", "label", "node", "array"})
 def name_of(row: Row) -> str:
     name = str(
         row["name"]
-        or (f"worker {row['worker_of'][:8]}" if row.get("worker_of") else "")
         or row.get("entrypoint")
         or command_text(row["command"])
         or ("allocation" if row["allocation"] else "")

@@ -34,6 +34,8 @@ _NOT_IN_DETAIL: Final = (
 )  # fmt: skip
 _OF_WORKER: Final = ("env", "sealed_env", "secrets", "workdir", "upload", "grace_ms")  # details of the app
 
+_MAX_NAME_CHARS: Final = 100
+
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -64,7 +66,8 @@ class Call:
         setup = {name: fields[name] for name in ("python", "python_path", "preload") if name in fields}
         limit = fields.get("max_workers", DEFAULT_MAX_WORKERS)
         template = apps.setup if apps is not None else WorkerSetup(app_id="")
-        app = _app(shape, _encode(worker), _encode(setup), limit, template)
+        name = f"worker {detail['entrypoint'].partition(':')[0]}"[:_MAX_NAME_CHARS]
+        app = _app(shape, _encode(worker), _encode(setup), limit, template, name)
         if apps is not None:
             apps.by_id[app.id] = app
         if self._packed:
@@ -114,8 +117,13 @@ def _misfit(values: dict[str, Any], detail: dict[str, Any]) -> tuple[str, str] |
 
 
 @functools.lru_cache(maxsize=1024)
-def _app(shape: Shape, worker: bytes, setup: bytes, max_workers: int, template: WorkerSetup) -> App:
-    """Its id is a hash of all that its workers depend on. Variables are sealed: equal values give equal texts."""
+def _app(
+    shape: Shape, worker: bytes, setup: bytes, max_workers: int, template: WorkerSetup, name: str
+) -> App:
+    """Its id is a hash of all that its workers depend on. Variables are sealed: equal values give equal texts.
+
+    The name is that of the module of its first call. It is no part of the id: calls of other modules share the workers.
+    """
     held = msgspec.structs.replace(shape, model="")
     app_id = hashlib.sha256(_encode((held, worker, setup, max_workers))).hexdigest()[:32]
     known = msgspec.json.decode(setup)
@@ -127,7 +135,7 @@ def _app(shape: Shape, worker: bytes, setup: bytes, max_workers: int, template: 
         preload=tuple(known.get("preload", ())),
     )
     detail = msgspec.json.decode(worker)
-    detail["name"] = "worker"
+    detail["name"] = name
     detail["command"] = (mine.python, "-m", "dgpu.worker")
     detail["worker"] = mine
     spec = TaskSpec(

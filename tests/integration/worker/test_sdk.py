@@ -53,6 +53,7 @@ def test_a_remote_exception_has_its_type_and_its_traceback(server: FunctionServe
     assert "with_models.py" in raised.value.traceback
     assert future.done()
     assert future.exception() is raised.value
+    assert isinstance(dgpu.Future(future.task_id).exception(), ValueError), "it is found again by its id"
 
 
 def test_a_model_that_cannot_be_loaded_is_told(server: FunctionServer) -> None:

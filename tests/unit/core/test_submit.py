@@ -72,7 +72,9 @@ def test_no_single_node_that_has_both_is_as_good_as_none() -> None:
     state = cluster(node("gpus", gpus=8, cpus=4), node("cpus", gpus=1, cpus=64))
     lacks_cpus = NeverFits(entry=0, lacks="cpus", requested=16, largest=4)
     assert tried(state, task(8, cpus=16)) == lacks_cpus
-    assert tried(state, task(8, cpus=16, memory_mb=16_384)) == lacks_cpus  # all of the memory that its GPUs have
+    assert (
+        tried(state, task(8, cpus=16, memory_mb=16_384)) == lacks_cpus
+    )  # all of the memory that its GPUs have
 
 
 def test_before_any_node_has_registered_everything_waits() -> None:

@@ -51,6 +51,14 @@ def test_the_worker_has_the_gpu_and_the_environment_and_the_call_its_arguments()
     assert spec.timeout_ms == 3_600_000
 
 
+def test_a_worker_has_the_name_of_the_module_that_started_it() -> None:
+    """People look for it in lists. Another module may use the same worker."""
+    _, app = decoded(entrypoint="package.job:run")
+    assert detail_of(app.spec).name == "worker package.job"
+    _, same = decoded(entrypoint="other:run")
+    assert (same.id, detail_of(same.spec).name) == (app.id, "worker other")
+
+
 def test_calls_share_workers_if_their_apps_are_equal() -> None:
     _, app = decoded(args=[1])
     assert decoded(args=[2], name="other", labels={"a": "b"})[1].id == app.id
