@@ -52,9 +52,9 @@ def started_child(directory: Path, scheduler: ScriptedScheduler) -> subprocess.P
     return subprocess.Popen([sys.executable, agent_child.__file__, str(directory), str(scheduler.port)])
 
 
-def worker(lease: int = WORKER, **facts: Any) -> pb.Start:
-    setup = WorkerSetup(app_id="app", python=sys.executable, python_path=(str(FUNCTIONS),), **facts)
-    return start(lease, "unused", gpus=(GPU0,), worker=setup, nonce="x")
+def worker(lease: int = WORKER, gpus: tuple[str, ...] = (GPU0,)) -> pb.Start:
+    setup = WorkerSetup(app_id="app", python=sys.executable, python_path=(str(FUNCTIONS),))
+    return start(lease, "unused", gpus=gpus, worker=setup, nonce="x")
 
 
 def call(lease: int, function: str, *args: Any, **facts: Any) -> pb.Call:
@@ -84,15 +84,16 @@ def directory_of_socket(directory: Path) -> Path:
     return Path(worker_dir_of(str(directory), f"{directory}/tasks")) / str(WORKER)
 
 
-def pid_of_worker(directory: Path) -> int:
-    """Found by its environment."""
-    variable = f"DGPU_WORKER_SOCKET={directory_of_socket(directory)}/s"
+def worker_pids(directory: Path) -> list[int]:
+    """All processes that have a socket of this agent in their environment."""
+    variable = f"DGPU_WORKER_SOCKET={directory_of_socket(directory).parent}/".encode()
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    return int(entry.name)
-    raise AssertionError("no worker runs")
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                found += [int(entry.name)] if any(each.startswith(variable) for each in environment) else []
+    return found
 
 
 async def test_calls_run_in_a_worker_with_their_output_results_and_errors(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ async def test_a_killed_worker_and_a_call_that_does_not_end(tmp_path: Path) -> N
         assert (await end_of(scheduler, 21)).outcome == "returned"
         await scheduler.order(calls=[call(22, "waits_without_looking", never), call(23, "nothing")])
         await until(lambda: 22 in scheduler.started)
-        os.kill(pid_of_worker(tmp_path), signal.SIGKILL)
+        os.kill(worker_pids(tmp_path)[0], signal.SIGKILL)
         lost = await end_of(scheduler, 22)
         assert (lost.outcome, lost.error) == ("worker_lost", "its worker was killed by signal 9")
         assert (await end_of(scheduler, 23)).outcome == "worker_lost"
@@ -166,25 +167,33 @@ async def test_a_killed_agent_finds_its_workers_and_their_calls_again(tmp_path: 
         child = started_child(directory, scheduler)
         await scheduler.order(worker())
         await ready(scheduler)
-        scheduler.acks = False
+        scheduler.acks = scheduler.stores = False  # as if it died before it had written them
         await scheduler.order(
-            calls=[call(20, "add", 1, 2), call(21, "waits_for", str(gate)), call(22, "prints")]
+            calls=[
+                call(20, "add", 1, 2),
+                call(24, "prints"),
+                call(21, "waits_for", str(gate)),
+                call(22, "nothing"),
+            ]
         )
         await until(lambda: 20 in scheduler.returned)
         await until(lambda: 21 in scheduler.started)
-        pid = pid_of_worker(directory)
+        (pid,) = worker_pids(directory)
         child.kill()
         child.wait()
-        scheduler.acks = True
+        scheduler.acks = scheduler.stores = True
         scheduler.returned.clear()
+        scheduler.chunks.clear()
         async with agent(directory, scheduler):
             held = {lease.lease_id: lease for lease in scheduler.registrations[-1].leases}
-            assert set(held) == {WORKER, 20, 21, 22}
+            assert set(held) == {WORKER, 20, 21, 22, 24}
             assert (held[21].task_id, held[21].nonce, held[21].worker_lease_id) == (121, "x", WORKER)
             assert await value_of(scheduler, 20) == 3
             gate.touch()
             assert await value_of(scheduler, 21) == "seen"
             assert (await end_of(scheduler, 22)).outcome == "returned"
+            chunks = await until(lambda: scheduler.chunks.get(24))
+            assert b"".join(chunk.data for chunk in chunks).count(b"\n") == 4
             assert is_alive(pid)
             await scheduler.order(calls=[call(23, "nothing")])
             assert await value_of(scheduler, 23) is None
