@@ -50,7 +50,7 @@ class Placing:
         self._next_lease = lease = self._next_lease + 1
         chosen = self.workers[lease % len(self.workers)]
         self.leases[lease] = task, chosen
-        placed = call(lease, "holds", str(self.folder), str(task), 0.02, worker_lease_id=chosen)
+        placed = call(lease, "holds", str(self.folder), str(task), worker_lease_id=chosen)
         await self.scheduler.order(calls=[placed])
 
     async def look(self) -> None:
@@ -89,13 +89,14 @@ def keeper_pid(directory: Path) -> int:
 async def test_kills_never_make_a_call_run_twice_at_the_same_time(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("DGPU_KILL_SEED", "1"))
     rounds = int(os.environ.get("DGPU_KILL_ROUNDS", ROUNDS))
-    directory = tmp_path / "agent"
+    directory, gate = tmp_path / "agent", tmp_path / "gate"
     async with ScriptedScheduler() as scheduler:
         agent = started_child(directory, scheduler)
         placing = Placing(scheduler, tmp_path)
         try:
             for number in range(rounds):
                 placing.results.clear()
+                gate.unlink(missing_ok=True)
                 await placing.look()
                 await asyncio.sleep(chance.random() * 0.06)
                 victim = chance.choice(["agent", "agent", "worker", "keeper"])
@@ -108,6 +109,10 @@ async def test_kills_never_make_a_call_run_twice_at_the_same_time(tmp_path: Path
                     os.kill(keeper_pid(directory), signal.SIGKILL)
                 elif alive := worker_pids(directory):
                     os.kill(chance.choice(alive), signal.SIGKILL)
+                for _ in range(20):  # calls that are placed again meet those that still run
+                    await placing.look()
+                    await asyncio.sleep(0.01)
+                gate.touch()
                 async with asyncio.timeout(60):
                     while len(placing.results) < CALLS:
                         await placing.look()

@@ -124,13 +124,14 @@ def breaks_the_gpu():
     raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-def holds(folder, name, seconds):
-    """Works alone: a second run of the same name at the same time leaves a note."""
+def holds(folder, name):
+    """Until the gate is open. A second run of the same name at the same time leaves a note."""
     with (pathlib.Path(folder) / name).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             (pathlib.Path(folder) / f"{name}.twice").touch()
             raise
-        time.sleep(seconds)
+        while not (pathlib.Path(folder) / "gate").exists():
+            time.sleep(0.005)
     return name
