@@ -34,6 +34,7 @@ class Placing:
         self.results: set[int] = set()  # tasks
         self.registered = 0
         self._next_lease = 1_000
+        self._turn = list(range(CALLS))
 
     async def add_worker(self) -> int:
         self._next_lease = lease = self._next_lease + 1
@@ -48,7 +49,8 @@ class Placing:
 
     async def _place(self, task: int) -> None:
         self._next_lease = lease = self._next_lease + 1
-        chosen = self.workers[lease % len(self.workers)]
+        self._turn[task] += 1  # a call is placed again on the other worker
+        chosen = self.workers[self._turn[task] % len(self.workers)]
         self.leases[lease] = task, chosen
         placed = call(lease, "holds", str(self.folder), str(task), worker_lease_id=chosen)
         await self.scheduler.order(calls=[placed])
