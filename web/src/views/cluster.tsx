@@ -85,8 +85,8 @@ function Figures({ board: known }: { board: Board }) {
         <div key={name} class="figure" title={title} data-testid={`figure-${name}`}>
           <span class="figure-label">{label}</span>
           <span class="figure-value">
-            <span class="nowrap">{value}</span>
-            {note ? <small class="nowrap"> {note}</small> : null}
+            <span class="nowrap">{value}</span>{" "}
+            {note ? <small class="nowrap">{note}</small> : null}
           </span>
         </div>
       ))}
