@@ -40,6 +40,11 @@ def test_fewer_gpus_and_waiting_for_the_task_on_the_nearest_node() -> None:
     assert found["wait"].detail == "when task-1 on node n1 is over"
 
 
+def test_the_task_that_may_run_the_shortest_is_waited_for() -> None:
+    state = settled(node("n1", gpus=2), task(timeout_ms=600_000), task(timeout_ms=60_000), task())
+    assert told(state, 3)["wait"].detail == "when task-2 on node n1 is over"
+
+
 def test_the_most_gpus_that_can_be_had_are_named_not_one() -> None:
     state = settled(node("n1", gpus=8), task(3), task(8))
     assert told(state, 2)["gpu_count"].facts == {"gpu_count": 5, "instead_of": 8}

@@ -58,6 +58,7 @@ def test_a_model_is_estimated_by_the_formula() -> None:
     assert (demand_mb(state, 1), demand_mb(state, 2)) == (5_120, 9_216)
     assert do(state, task()) and demand_mb(state, 3) == 0
     assert do(state, task(model="m", memory_mb=1_024)) and demand_mb(state, 4) == 1_024
+    assert do(state, task(model="m", atoms=30_010)) and demand_mb(state, 5) == 64_256
 
 
 def test_out_of_memory_is_learned_and_tried_again_with_more() -> None:

@@ -107,3 +107,10 @@ def test_on_a_node_of_several_models_a_share_joins_the_share_on_the_gpu_of_its_m
     do(state, task(share=0.5, models=("T4",)))
     assert run_pass(state) == [3]
     assert state.tasks[3].gpu_ids == ("second",)
+
+
+def test_of_gpus_that_are_equally_used_the_one_with_the_lower_index_is_taken() -> None:
+    cards = (gpu("z", index=0), gpu("a", index=1))
+    state = cluster(node("n1", gpus=cards), task(share=0.7, count=2), task(share=0.2))
+    run_pass(state)
+    assert [state.tasks[number].gpu_ids for number in (1, 2, 3)] == [("z",), ("a",), ("z",)]
