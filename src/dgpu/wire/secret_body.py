@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any, Final, NamedTuple
 
 from dgpu.core.model.secrets import MAX_VALUE_BYTES
@@ -37,7 +36,7 @@ def decode_secret(body: bytes) -> bytes:
         raise invalid([FieldError(path=field, detail="Expected text.")])
     try:
         value = text.encode() if field == "value" else base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # no base64, or not even ASCII
         raise invalid([FieldError(path=field, detail="Expected base64.")]) from None
     if not 0 < len(value) <= MAX_VALUE_BYTES:
         detail = f"Expected 1 to {MAX_VALUE_BYTES:,} bytes, got {len(value):,}."

@@ -112,6 +112,7 @@ def test_a_body_holds_text_or_base64() -> None:
         {"value": WORD, "value_base64": WORD},
         {"value": [WORD]},
         {"value_base64": WORD + "!"},
+        {"value_base64": WORD + "ü"},
         {"value": ""},
         {"value": WORD * MAX_VALUE_BYTES},
     ],
