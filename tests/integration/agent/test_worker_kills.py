@@ -19,7 +19,7 @@ from integration.agent.test_agent_workers import call, started_child, worker, wo
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 12
+ROUNDS = 6
 CALLS = 4
 
 
