@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dgpu.agent.probe.detect import DetectionMethod
 from dgpu.agent.probe.models import check_cards, parse_cards
 from dgpu.core.model.tenant import MAX_TENANTS
 from dgpu.entry.alert_targets import check_alerts
 from dgpu.entry.config_problem import Problem
-from dgpu.entry.config_section import Section
 from dgpu.entry.config_types import AgentConfig, Quota, SchedulerConfig, Server
 from dgpu.entry.container_config import check_containers
 from dgpu.entry.ha_config import check_ha
@@ -280,18 +278,12 @@ def _scheduler_not_yet(config: SchedulerConfig) -> Iterator[Problem]:
         )
     if config.auth.mode == "token":
         yield _not_yet("auth.mode", "tokens with roles")
-    for name in ("max_models_per_gpu", "model_cache_ttl_seconds"):
-        yield from _only_default("scheduler", config.scheduler, name, "keeping models loaded")
-    for name in ("worker_heartbeat_interval_seconds", "worker_heartbeat_timeout_seconds"):
-        yield from _only_default("scheduler", config.scheduler, name, "warm workers")
-
-
-def _only_default(section: str, values: Section, name: str, feature: str) -> Iterator[Problem]:
-    default: Any = getattr(type(values)(), name)
-    if getattr(values, name) != default:
+    rules = config.scheduler
+    if rules.worker_heartbeat_timeout_seconds < 2 * rules.worker_heartbeat_interval_seconds:
         yield Problem(
-            f"{section}.{name}",
-            f"{feature} is not available yet in this version; only the default ({default!r}) is accepted",
+            "scheduler.worker_heartbeat_timeout_seconds",
+            f"expected at least twice worker_heartbeat_interval_seconds "
+            f"({rules.worker_heartbeat_interval_seconds:g}), got {rules.worker_heartbeat_timeout_seconds:g}",
         )
 
 

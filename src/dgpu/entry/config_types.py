@@ -131,6 +131,14 @@ class AgentRules(Section, frozen=True, kw_only=True):
     lease_action: Literal["freeze", "stop", "never"] = "freeze"
 
 
+class WorkerSection(Section, frozen=True, kw_only=True):
+    """Workers of function calls."""
+
+    idle_seconds: _Seconds = 600
+    result_ttl_seconds: _Seconds = 86_400
+    result_mb: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
+
+
 class AuditRetention(Section, frozen=True, kw_only=True):
     days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 365
     entries: Annotated[int, msgspec.Meta(ge=1_000, le=100_000_000)] = 1_000_000  # of each kind
@@ -200,6 +208,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     sharing: Sharing = Sharing()
     agent: AgentRules = AgentRules()
     health: HealthSection = HealthSection()
+    worker: WorkerSection = WorkerSection()
     storage: Storage = Storage()
     tenants: tuple[dict[str, object], ...] = ()
     auth: Auth = Auth()

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dgpu.entry.alert_targets import alert_options
-from dgpu.entry.config_types import HealthSection, Retention, SchedulerConfig, Server, Storage
+from dgpu.entry.config_types import (
+    HealthSection,
+    Retention,
+    SchedulerConfig,
+    SchedulerRules,
+    Server,
+    Storage,
+    WorkerSection,
+)
 from dgpu.entry.ha_config import shared_options
 from dgpu.entry.notify_targets import notice_options
 from dgpu.entry.oidc import oidc_options
@@ -25,9 +33,11 @@ if TYPE_CHECKING:
     from dgpu.core.model.health import HealthRules
     from dgpu.core.model.quota import Quota
     from dgpu.core.model.settings import Settings
+    from dgpu.core.model.task import WorkerSetup
     from dgpu.core.model.tenant import Tenant
     from dgpu.service.content.store import ContentLimits
     from dgpu.service.options import HttpTls, MachineOptions, ProxyOptions, ServiceOptions
+    from dgpu.service.results.file import ResultLimits
 
 _DAY_MS = 86_400_000
 
@@ -153,10 +163,30 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
             max_entries=config.storage.audit_retention.entries,
             max_age_ms=config.storage.audit_retention.days * 86_400_000,
         ),
+        results=_results(config.worker),
+        worker_setup=_worker_setup(config.scheduler),
         segment_bytes=config.storage.segment_mb << 20,
         alerts=alert_options(config.alerts),
         accept_lost_tail=accept_lost_tail,
         shared=shared_options(config),
+    )
+
+
+def _results(worker: WorkerSection) -> ResultLimits:
+    from dgpu.service.results.file import ResultLimits
+
+    return ResultLimits(ttl_ms=_ms(worker.result_ttl_seconds), max_bytes=worker.result_mb << 20)
+
+
+def _worker_setup(rules: SchedulerRules) -> WorkerSetup:
+    from dgpu.core.model.task import WorkerSetup
+
+    return WorkerSetup(
+        app_id="",
+        max_models=rules.max_models_per_gpu,
+        model_ttl_ms=_ms(rules.model_cache_ttl_seconds),
+        heartbeat_ms=_ms(rules.worker_heartbeat_interval_seconds),
+        heartbeat_timeout_ms=_ms(rules.worker_heartbeat_timeout_seconds),
     )
 
 
@@ -257,6 +287,7 @@ def _settings(config: SchedulerConfig) -> Settings:
         ),
         reservations=config.backfill.reservations,
         share_enforcement=config.sharing.enforce,
+        worker_idle_ms=_ms(config.worker.idle_seconds),
     )
 
 
