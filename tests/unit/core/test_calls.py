@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, run_pass, task
 from building.calls import app, call, ready, returned, with_workers
-from dgpu.core.commands import CancelTasks, ReportStarted, RunPass
+from dgpu.core.commands import CancelTasks, HeldLease, ReportStarted, RunPass, Tick
 from dgpu.core.events import CallReturned, TaskFinished, TaskStopRequested
+from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, TaskStatus
+from dgpu.core.state import next_tick_at
 
 
 def test_a_call_starts_a_worker_and_then_has_a_slot_of_it() -> None:
@@ -148,3 +150,70 @@ def test_a_worker_that_waits_for_a_gpu_goes_with_its_last_call() -> None:
     assert state.tasks[3].status is TaskStatus.CANCELLED
     assert not state.apps
     check_invariants(state)
+
+
+def test_a_node_that_was_restarted_loses_workers_and_their_calls() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, ReportStarted(lease_id=2))
+    do(state, node("n1", boot="boot-2"))
+    assert (state.tasks[2].status, state.tasks[2].reason) == (TaskStatus.FAILED, "node_lost")
+    assert (state.tasks[1].status, state.tasks[1].retries) == (TaskStatus.PENDING, 0)
+    check_invariants(state)
+
+
+def test_a_call_that_its_node_no_longer_knows_waits_again() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, ReportStarted(lease_id=2))
+    held = HeldLease(lease_id=1, task_id=2, running=True)
+    do(state, node("n1", held=(held,)))
+    assert state.tasks[1].status is TaskStatus.PENDING
+    assert state.workers[2].ready
+    check_invariants(state)
+
+
+def test_a_worker_that_is_idle_for_too_long_is_stopped() -> None:
+    state = with_workers(cluster(node("n1"), call()))
+    run_pass(state)
+    do(state, returned(2))
+    due_at = next_tick_at(state)
+    assert due_at == state.workers[2].idle_since + state.settings.worker_idle_ms
+    assert do(state, Tick(), at=due_at - 1) == ()
+    (stop,) = do(state, Tick(), at=due_at)
+    assert (stop.task_id, stop.reason) == (2, "idle")
+    assert next_tick_at(state) is None
+
+
+def test_a_call_goes_to_the_worker_that_has_its_model() -> None:
+    state = cluster(node("n1", gpus=2), call(app(max_workers=2), count=2))
+    run_pass(state)
+    ready(state, 1, "m1", load_ms=8_000)
+    ready(state, 2, "m2", load_ms=8_000)
+    run_pass(state)
+    for lease_id in (3, 4):
+        do(state, returned(lease_id, ran_ms=1))
+    do(state, call(app(max_workers=2), model="m2"))
+    run_pass(state)
+    assert state.leases[state.tasks[5].lease_id].worker == 2
+
+
+def test_a_call_waits_for_a_warm_worker_if_a_load_takes_longer() -> None:
+    of = app(max_workers=2)
+    state = cluster(node("n1", gpus=2), call(of, count=2))
+    run_pass(state)
+    ready(state, 1, "m1", load_ms=60_000)
+    ready(state, 2)
+    run_pass(state)
+    for lease_id in (3, 4):
+        do(state, ReportStarted(lease_id=lease_id))
+        do(state, returned(lease_id), at=state.last_at + 10_000)
+    do(state, call(of, count=2, model="m1"))
+    assert run_pass(state) == [5], "calls of this length do not queue at a worker"
+    (blocker,) = explain(state, 6, state.last_at).blockers[:1]
+    assert (blocker.code, blocker.numbers["load_ms"]) == ("waits_for_warm", 60_000)
+    again_at = state.crews.next_again_at
+    assert run_pass(state, at=again_at - 1) == []
+    late = max(again_at, state.leases[5].granted_at + 120_001)
+    assert run_pass(state, at=late) == [6], "the first call takes much longer than usual"
+    assert state.leases[6].worker == 2

@@ -165,7 +165,8 @@ def _gone_attempts(state: ClusterState, command: RegisterNode, known: Node | Non
     rebooted = known.boot_id != command.boot_id
     held = {each.lease_id for each in command.held if is_same_run(state, each)}
     events: list[Event] = []
-    for lease in (*state.node_leases(command.node_id), *state.node_calls(command.node_id)):
+    # Calls come first: they end before the worker that has their slots.
+    for lease in (*state.node_calls(command.node_id), *state.node_leases(command.node_id)):
         task = state.tasks[lease.task_id]
         # An allocation exists only in the state. A lease that never started is not lost: the order to start is sent
         # again. But an attempt from before an accepted loss may have started, and ended, in groups that are lost.
