@@ -44,6 +44,7 @@ def test_tasks_that_are_over_are_forgotten_when_old_once_the_history_has_them() 
     (event,) = do(state, Tick(history_at=ended_at), at=LATER)
     assert event == TasksForgotten(at=LATER, task_ids=(1, 2))
     assert (state.tasks, state.shapes) == ({}, {})
+    assert state.accounts.by_tenant == {}, "a tenant without settings is forgotten with its last task"
 
 
 def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:

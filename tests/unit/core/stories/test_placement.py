@@ -99,6 +99,11 @@ def test_of_many_cards_those_on_nvlink_go_together(settings) -> None:
     assert set(state.tasks[1].gpu_ids) == {"n1-1", "n1-6", "n1-9"}
 
 
+def test_packing_fills_a_node_without_gpus_with_tasks_that_need_none() -> None:
+    state = cluster(node("n1", gpus=0, cpus=2), task(0, cpus=1, count=3), settings=PACK)
+    assert run_pass(state) == [1, 2]
+
+
 def test_packing_keeps_a_node_whole() -> None:
     state = cluster(node("n1", gpus=4), node("n2", gpus=4), task(count=3), task(4), settings=PACK)
     run_pass(state)
