@@ -85,9 +85,14 @@ def chain(directory: Path, after_index: int, *, active: Segment | None = None) -
         if first_index <= after_index + 1:
             break
     wanted.reverse()
-    if wanted and wanted[0].first_index > after_index + 1:
-        lost = f"groups {after_index + 1} to {wanted[0].first_index - 1} are in no segment"
-        raise CorruptJournal(str(wanted[0].path), 0, lost)
+    known = after_index  # up to here, no group is missing; the end of a live segment is in its records only
+    for segment in wanted:
+        if segment.first_index > known + 1:
+            lost = f"groups {known + 1} to {segment.first_index - 1} are in no segment"
+            raise CorruptJournal(str(segment.path), 0, lost)
+        known = max(known, segment.first_index - 1 if segment.last_index is None else segment.last_index)
+        if segment.last_index is None:
+            break
     return Chain(segments=tuple(wanted), after_index=after_index)
 
 

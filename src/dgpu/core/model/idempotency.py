@@ -75,7 +75,7 @@ class KeyRing:
 
     def add(self, packed: PackedKey) -> None:
         """An expired key that is still stored moves to the end: keys are sorted by age."""
-        self._own()
+        self.detach()
         keys = self.by_tenant.setdefault(packed.tenant, {})
         known = keys.pop(packed.key_hash, None)
         if known is not None:
@@ -95,7 +95,7 @@ class KeyRing:
 
     def forget(self, before: int, tenant: str = "") -> None:
         """Drops all keys created before this time; with `tenant`, only keys of this tenant."""
-        self._own()
+        self.detach()
         for name in [tenant] if tenant else list(self.by_tenant):
             keys = self.by_tenant.get(name)
             if keys is None:
@@ -140,7 +140,8 @@ class KeyRing:
         twin._is_borrowed = True
         return twin
 
-    def _own(self) -> None:
+    def detach(self) -> None:
+        """A copy has its own keys from now on, so that another thread may read it."""
         if self._is_borrowed:
             self.by_tenant = {tenant: keys.copy() for tenant, keys in self.by_tenant.items()}
             self._is_borrowed = False

@@ -16,7 +16,9 @@ async def write_own_snapshot(runtime: Runtime, directory: Path) -> None:
     """It contains everything acknowledged so far. No follower may run: both would write the same files."""
 
     def take(state: ClusterState) -> tuple[ClusterState, int]:
-        return state.fork(), runtime.committed_index
+        twin = state.fork()
+        twin.key_ring.detach()  # a thread writes it, while submits add keys
+        return twin, runtime.committed_index
 
     async with asyncio.timeout(_PATIENCE_S):
         state, index = await runtime.read(take)
