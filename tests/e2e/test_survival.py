@@ -6,6 +6,7 @@ import os
 import signal
 import urllib.error
 import urllib.request
+from typing import NamedTuple
 
 import pytest
 
@@ -76,8 +77,24 @@ def on_node(cluster):
     return [entry for entry in (cluster.home / "n1" / "output").iterdir() if entry.name.isdigit()]
 
 
+class Large(NamedTuple):
+    task_id: str
+    content: bytes
+
+
+def large_file(cluster):
+    """Larger than everything that is on its way between node and client."""
+    told = cluster.ask("a", "/api/v1/tasks", {"command": "seq 1 6000000 > big.txt", "gpu_count": 1})
+    assert told[0] == 201, told
+    task_id = told[2]["task_id"]
+    eventually(lambda: cluster.tasks("a")[task_id] == "success", "the file")
+    (path,) = (cluster.home / "n1").glob("**/big.txt")
+    return Large(task_id, path.read_bytes())
+
+
 def test_output_and_uploads_from_before_the_kill_are_those_of_the_new_master(cluster, tmp_path):
     ids = run_tasks(cluster, "a")
+    big = large_file(cluster)
     (tmp_path / "told.txt").write_text("from the upload\n")
     (tmp_path / "model.bin").write_bytes(os.urandom(3_000_000))
     client = Client([f"http://127.0.0.1:{port}" for port in cluster.http.values()])
@@ -87,8 +104,12 @@ def test_output_and_uploads_from_before_the_kill_are_those_of_the_new_master(clu
             {"command": "cat told.txt", "gpu_count": 1, "upload": tmp_path},
         ]
     )
+    coming = client.download(big.task_id, "big.txt")
+    got = [next(coming)]
     lose(cluster, "a")
     eventually(lambda: cluster.is_master("b"), "b to take over")
+    got += coming  # what broke with a continues at b
+    assert b"".join(got) == big.content
     assert wrong(cluster, "b", ids) == []
     client.cancel(every_gpu)
     (ended,) = client.wait(waiting, timeout_seconds=120)

@@ -16,7 +16,7 @@ from dgpu.client.call import Awaited
 from dgpu.client.calls import Calls
 from dgpu.client.errors import BadRequest, DgpuError, NotFound, Unreachable, why_unreachable
 from dgpu.client.fields import Filters, OutputChoice
-from dgpu.client.file_calls import check_whole, download_path
+from dgpu.client.file_calls import Download
 from dgpu.client.matching import MatchingLines, matching_later
 from dgpu.client.renewal import is_ending, token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
@@ -215,20 +215,23 @@ class AsyncClient(Calls, Awaited):
     async def download(
         self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
     ) -> AsyncIterator[bytes]:
-        """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
-        asked = download_path(task_id, path, attempt=attempt, rank=rank)
-        got = 0
-        response = await self._open(asked, self._timeout_seconds)
-        try:
+        """One file of a task in pieces. A download that breaks continues at the same place, also at another
+        scheduler. Raises Unreachable if it does not arrive completely.
+        """
+        place = Download(task_id, path, attempt=attempt, rank=rank)
+
+        async def open_stream() -> httpx.Response:
+            response = await self._open(place.request_path(), self._timeout_seconds)
+            place.begin(response.headers.get)
+            return response
+
+        async def read(response: httpx.Response) -> AsyncIterator[bytes]:
             async for piece in response.aiter_raw():
-                got += len(piece)
-                yield piece
-        except self._broken as error:
-            raise _broke(response, error) from error
-        finally:
-            await response.aclose()
-        size = response.headers.get("content-length")
-        check_whole(got, None if size is None else int(size))
+                yield place.on_piece(piece)
+            place.check_whole()
+
+        async for piece in self._resumed(open_stream, read, Breaks(self._retries), is_endless=False):
+            yield piece
 
     def events(self, *, after: str | None = None) -> AsyncGenerator[ServerEvent]:
         """Events from now on (or after `after`) as they happen.

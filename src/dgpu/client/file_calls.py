@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable
 from urllib.parse import quote
 
 from dgpu.client.call import Call
@@ -28,24 +28,47 @@ class FileCalls:
         return Request("GET", api_path("tasks", task_id, "files", **query), FileList)
 
 
-def download_path(task_id: str | int, path: str, *, attempt: int | None, rank: int | None) -> str:
-    """The file's path keeps its slashes."""
-    asked = api_path("tasks", task_id, "files", attempt=attempt, rank=rank)
-    directory, mark, query = asked.partition("?")
-    return f"{directory}/{quote(path)}{mark}{query}"
+class Download:
+    """The place in a file at which a download that broke continues, also at another scheduler."""
 
+    def __init__(self, task_id: str | int, path: str, *, attempt: int | None, rank: int | None) -> None:
+        self._task_id = task_id
+        self._path = path
+        self._attempt = attempt
+        self._rank = rank
+        self._got = 0
+        self._size: int | None = None
+        self._version = ""
 
-def whole(pieces: Iterable[bytes], size_bytes: int | None) -> Generator[bytes, None, None]:
-    """Raises Unreachable for a body that ends early, because it is not the whole file."""
-    got = 0
-    for piece in pieces:
-        got += len(piece)
-        yield piece
-    check_whole(got, size_bytes)
+    def request_path(self) -> str:
+        """The file's path keeps its slashes."""
+        query: dict[str, int | str | None] = {"attempt": self._attempt, "rank": self._rank}
+        if self._got:
+            query |= {"offset": self._got, "version": self._version}
+        asked = api_path("tasks", self._task_id, "files", **query)
+        directory, mark, rest = asked.partition("?")
+        return f"{directory}/{quote(self._path)}{mark}{rest}"
 
+    def begin(self, header: Callable[[str], str | None]) -> None:
+        """With the answer to the request. Raises Unreachable if it is not the rest of the same file."""
+        version, offset = (header("etag") or "").strip('"'), header("dgpu-offset") or "0"
+        if self._got and (not version or version != self._version or offset != str(self._got)):
+            raise self._cut_off()
+        self._version = version
+        length = header("content-length")
+        self._size = None if length is None else self._got + int(length)
 
-def check_whole(got: int, size_bytes: int | None) -> None:
-    if size_bytes is not None and got < size_bytes:
-        raise Unreachable(
-            f"The download ended after {got:,} of {size_bytes:,} bytes: the node was lost, or the file was truncated."
+    def on_piece(self, piece: bytes) -> bytes:
+        self._got += len(piece)
+        return piece
+
+    def check_whole(self) -> None:
+        """Raises Unreachable for a body that ended early."""
+        if self._size is not None and self._got < self._size:
+            raise self._cut_off()
+
+    def _cut_off(self) -> Unreachable:
+        return Unreachable(
+            f"The download ended after {self._got:,} of {self._size or 0:,} bytes: the node was lost, or the file was "
+            "truncated."
         )

@@ -19,7 +19,7 @@ from dgpu.client.call import Blocking
 from dgpu.client.calls import Calls
 from dgpu.client.errors import DgpuError, NotFound
 from dgpu.client.fields import Filters, OutputChoice
-from dgpu.client.file_calls import download_path, whole
+from dgpu.client.file_calls import Download
 from dgpu.client.matching import MatchingLines, matching
 from dgpu.client.renewal import token_of
 from dgpu.client.request import Request, bearer, failure, headers_of, read_answer
@@ -190,10 +190,21 @@ class Client(Calls, Blocking):
     def download(
         self, task_id: str | int, path: str, *, attempt: int | None = None, rank: int | None = None
     ) -> Generator[bytes, None, None]:
-        """One file of a task in pieces. Raises Unreachable if it does not arrive completely."""
-        asked = download_path(task_id, path, attempt=attempt, rank=rank)
-        stream = self._open(asked, self._timeout_seconds)
-        return whole(read_pieces(stream), stream.response.length)
+        """One file of a task in pieces. A download that breaks continues at the same place, also at another
+        scheduler. Raises Unreachable if it does not arrive completely.
+        """
+        place = Download(task_id, path, attempt=attempt, rank=rank)
+
+        def open_stream() -> Stream:
+            stream = self._open(place.request_path(), self._timeout_seconds)
+            place.begin(stream.response.getheader)
+            return stream
+
+        def read(stream: Stream) -> Generator[bytes, None, None]:
+            yield from map(place.on_piece, read_pieces(stream))
+            place.check_whole()
+
+        return resumed(open_stream, read, self._retries, is_endless=False)
 
     def upload(self, directory: str | os.PathLike[str], *, tenant: str | None = None) -> str:
         """Packs a project and sends it, unless the scheduler has it already. Returns its SHA-256 for `upload` of tasks.

@@ -213,10 +213,16 @@ class FileReading:
             self._closed = True
             self._streams.release(self._link, self._handle)
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """As many bytes as the file had when it was opened. Raises FilesUnavailable if it has become shorter."""
+    @property
+    def version(self) -> str:
+        """Changes with the file, so that a download that broke continues only in the same content."""
+        return f"{self.entry.size:x}-{self.entry.modified_ms:x}"
+
+    async def pieces(self, offset: int = 0) -> AsyncGenerator[bytes, None]:
+        """From `offset` to the size that the file had when it was opened. Raises FilesUnavailable if it has become
+        shorter.
+        """
         size = self.entry.size
-        offset = 0
         coming = self._ask(offset, size)
         try:
             while offset < size:

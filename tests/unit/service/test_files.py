@@ -63,6 +63,17 @@ async def test_a_file_comes_in_pieces_and_is_closed() -> None:
     assert node.link.transfers == 0
 
 
+async def test_a_download_continues_in_the_middle_of_the_same_file() -> None:
+    streams = FileStreams()
+    node = Node(streams, bytes(range(256)) * 5_000)
+    first, later = await streams.open_file(PLACE), await streams.open_file(PLACE)
+    assert first.version == later.version
+    assert b"".join([piece async for piece in later.pieces(700_001)]) == node.content[700_001:]
+    node.content += b"more"
+    assert (await streams.open_file(PLACE)).version != first.version
+    first.close()
+
+
 async def test_a_reader_that_does_not_read_is_one_piece_ahead_at_most() -> None:
     streams = FileStreams()
     node = Node(streams, bytes(10 * task_files.PIECE_BYTES))

@@ -31,6 +31,7 @@ from dgpu.wire.run_dirs import run_dir_name
 
 MAX_PATH_BYTES = 4_096
 _MAX_CURSOR = 1_024
+_MAX_OFFSET = (1 << 53) - 1
 _KINDS: dict[str, FileKind] = {"file": "file", "directory": "directory", "link": "link"}
 
 PathQuery = Annotated[
@@ -40,6 +41,13 @@ PathQuery = Annotated[
     ),
 ]
 FilePath = Annotated[str, PathParameter(description="A file, relative to the task's directory.")]
+OffsetQuery = Annotated[
+    str | None, QueryParameter(description="The first byte to send; 0 if absent.", required=False)
+]
+VersionQuery = Annotated[
+    str | None,
+    QueryParameter(description="The ETag of an earlier answer, without its quotes.", required=False),
+]
 LimitQuery = Annotated[str | None, QueryParameter(description="1 to 1000; 100 if absent.", required=False)]
 
 
@@ -96,7 +104,9 @@ async def list_files(
     "/api/v1/tasks/{task_id:str}/files/{file_path:path}",
     summary="Download a file of a task",
     description="The bytes that the file had when it was opened. If the connection ends before Content-Length is "
-    "reached, the node was lost or the file was truncated meanwhile. A path must stay below the task's "
+    "reached, the scheduler or the node was lost, or the file was truncated meanwhile. To continue, here or at another "
+    "scheduler, repeat the request with `offset` and with the ETag of the first answer as `version`: 412 "
+    "`file_changed` if the file is no longer the same. A path must stay below the task's "
     "directory: `..` is refused with 400, a link that leads out with 409.",
     media_type="application/octet-stream",
 )
@@ -109,7 +119,10 @@ async def download_file(
     file_path: FilePath,  # noqa: ARG001 - for the description; the path itself is read below, not normalised
     attempt: AttemptQuery = None,
     rank: RankQuery = None,
+    offset: OffsetQuery = None,
+    version: VersionQuery = None,
 ) -> Stream:
+    begin = 0 if offset is None else listing.parse_whole("offset", offset, 0, _MAX_OFFSET)
     path = request.scope["path"].partition("/files/")[2]
     where = await _where(rest, who, task_id, path, attempt, rank)
     opened = opener()
@@ -122,7 +135,13 @@ async def download_file(
     except BaseException:
         opened.close()
         raise
-    pieces = _pieces(opened, reading)
+    if (version or reading.version) != reading.version or begin > reading.entry.size:
+        reading.close()
+        opened.close()
+        raise _refused(
+            412, "file_changed", f"{path} has changed since the download began. Download it again."
+        )
+    pieces = _pieces(opened, reading, begin)
     try:
         first = await anext(pieces, b"")
     except FilesUnavailable as error:
@@ -132,14 +151,16 @@ async def download_file(
         _all(first, pieces),
         media_type="application/octet-stream",
         headers={
-            "content-length": str(reading.entry.size),
+            "content-length": str(reading.entry.size - begin),
+            "dgpu-offset": str(begin),
+            "etag": f'"{reading.version}"',
             "content-disposition": f"attachment; filename*=UTF-8''{name}",
         },
     )
 
 
-async def _pieces(opened: OpenStream, reading: FileReading) -> AsyncGenerator[bytes, None]:
-    pieces = reading.pieces()
+async def _pieces(opened: OpenStream, reading: FileReading, begin: int) -> AsyncGenerator[bytes, None]:
+    pieces = reading.pieces(begin)
     try:
         async for piece in pieces:
             yield piece
