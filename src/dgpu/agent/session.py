@@ -23,6 +23,8 @@ from dgpu.agent.session_calls import (
     Pauses,
     Stream,
     beat_ms,
+    calls_to,
+    shorter_beat,
 )
 from dgpu.agent.session_words import (
     Begin,
@@ -59,6 +61,7 @@ from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
 
 ANSWER_MS = 10_000  # time for a scheduler to accept the call and to send a welcome
+_NOT_TALKING = {CallState.IDLE, CallState.WAITING, CallState.HANGING_UP}
 
 __all__ = ["NEVER_MS", "Session"]
 
@@ -77,7 +80,7 @@ class Session:
         self._settings = settings
         self._pauses = Pauses(settings, jitter)
         self._new_session_id = new_session_id
-        self._calls = {address: Call(address) for address in settings.addresses}
+        self._calls = calls_to(settings.addresses)
         self._kept: Call | None = None  # its scheduler has sent a welcome
         self._gpus: tuple[NodeGpu, ...] = ()
         self._samples: tuple[Sample, ...] = ()
@@ -129,10 +132,12 @@ class Session:
             case EpochSaved():
                 return self._on_saved(value, now_ms)
             case Begin():
-                idle = [call for call in self._calls.values() if call.state is CallState.IDLE]
-                return [] if self._kept else [self._dial(call, now_ms) for call in idle]
+                return [] if self._kept else [self._dial(call, now_ms) for call in self._idle()]
 
     # -- getting there
+
+    def _idle(self) -> list[Call]:
+        return [call for call in self._calls.values() if call.state is CallState.IDLE]
 
     def _dial(self, call: Call, now_ms: int) -> SessionOutput:
         call.state = CallState.DIALING
@@ -165,9 +170,8 @@ class Session:
         was_open = call.stream.was_open
         if self._kept is call:
             self._kept = None
-            for other in self._calls.values():
-                if other.state is CallState.IDLE:
-                    other.pause(now_ms, self._pauses.soon_ms())
+            for other in self._idle():
+                other.pause(now_ms, self._pauses.soon_ms())
         pause_ms = self._pauses.soon_ms() if was_open else self._pauses.next_ms(call)
         call.pause(now_ms, pause_ms)
         return [Note(event="scheduler_unreachable", detail=f"{reason}; next try in {pause_ms} ms")]
@@ -180,9 +184,7 @@ class Session:
     def _end_others(self, kept: Call, now_ms: int) -> list[SessionOutput]:
         outputs: list[SessionOutput] = []
         for call in self._calls.values():
-            if call is kept:
-                continue
-            if call.state in {CallState.DIALING, CallState.REGISTERING}:
+            if call is not kept and call.state not in _NOT_TALKING:
                 outputs += self._hang_up(call, f"{kept.address} is the master", now_ms)
             elif call.state is CallState.WAITING:
                 call.rest()
@@ -191,7 +193,7 @@ class Session:
     # -- what the scheduler says
 
     def _on_received(self, call: Call, message: pb.FromScheduler, now_ms: int) -> list[SessionOutput]:
-        dead = call.stream.why_dead(now_ms, has_others=len(self._calls) > 1)
+        dead = call.stream.why_dead(now_ms, has_others=call.has_others)
         if dead and call.state is CallState.OPEN:
             # This process was stopped meanwhile. The scheduler has given the node up, and its orders may be void.
             return self._hang_up(call, dead, now_ms)
@@ -270,11 +272,7 @@ class Session:
         if stream.beat_ms in {wanted_ms, self._said_beat_ms}:
             return []
         self._said_beat_ms = stream.beat_ms
-        detail = (
-            f"every {stream.beat_ms} ms instead of {wanted_ms}: the scheduler considers a node offline "
-            f"after a silence of {stream.silence_ms} ms"
-        )
-        return [Note(event="heartbeat_shortened", detail=detail)]
+        return [shorter_beat(stream, wanted_ms)]
 
     def _on_orders(self, call: Call, orders: pb.Orders, now_ms: int) -> list[SessionOutput]:
         welcome = call.stream.welcome
@@ -351,9 +349,12 @@ class Session:
 
     def _beat(self, call: Call, now_ms: int) -> list[SessionOutput]:
         stream = call.stream
-        if dead := stream.why_dead(now_ms, has_others=len(self._calls) > 1):
+        if dead := stream.why_dead(now_ms, has_others=call.has_others):
             return self._hang_up(call, dead, now_ms)
         outputs: list[SessionOutput] = []
+        if call.has_others and now_ms >= stream.look_at_ms:
+            stream.looked_ms = now_ms  # the stream stays until another scheduler sends a welcome
+            outputs += [self._dial(each, now_ms) for each in self._idle()]
         if not stream.sampling and now_ms >= stream.next_beat_ms - SAMPLE_AHEAD_MS:
             stream.sampling = True
             outputs.append(TakeSamples())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, Report
-from dgpu.agent.session_words import CardChecked, Heard, SessionOutput, SessionSettings, reports_message
+from dgpu.agent.session_words import CardChecked, Heard, Note, SessionOutput, SessionSettings, reports_message
 from dgpu.agent.workers.calls import CallProgress, ReturnedCall, WorkersSeen, WorkerState, fitting
 from dgpu.core.model.ids import LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -18,6 +18,7 @@ MAX_REPORTS = 1_000  # per message
 MAX_UNACKED = 100  # messages with reports, not acknowledged yet
 NEVER_MS = 2**62
 LEAST_PAUSE = 0.1  # of the first pause after a lost stream
+LOOK_ELSEWHERE_MS = 2_000  # after an answer to a heartbeat is due, and between two looks
 MAX_RETRY_OF_SEVERAL_MS = 5_000  # as long as the lease of a master that died
 
 
@@ -32,8 +33,9 @@ class CallState(enum.Enum):
 
 
 class Call:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, has_others: bool) -> None:
         self.address = address
+        self.has_others = has_others
         self.state = CallState.IDLE
         self.failures = 0  # since the last welcome
         self.wake_at_ms = NEVER_MS
@@ -53,6 +55,12 @@ class Call:
         stream = self.stream
         sample_ms = NEVER_MS if stream.sampling else stream.next_beat_ms - SAMPLE_AHEAD_MS
         self.wake_at_ms = min(stream.next_beat_ms, sample_ms, stream.last_word_ms + stream.silence_ms)
+        if self.has_others:
+            self.wake_at_ms = min(self.wake_at_ms, stream.look_at_ms)
+
+
+def calls_to(addresses: Sequence[str]) -> dict[str, Call]:
+    return {address: Call(address, has_others=len(addresses) > 1) for address in addresses}
 
 
 class Stream:
@@ -66,6 +74,7 @@ class Stream:
         self.registered_ms = 0
         self.heard_ms = 0
         self.last_word_ms = 0
+        self.looked_ms = 0  # for another scheduler, because this one is silent
         self.silence_ms = DEFAULT_SILENCE_MS
         self.beat_ms = NEVER_MS
         self.next_beat_ms = NEVER_MS
@@ -82,6 +91,11 @@ class Stream:
         self.progress: dict[LeaseId, CallProgress] = {}
         self.gpus_changed = False
         self.checked: list[CardChecked] = []  # requested again with the next welcome
+
+    @property
+    def look_at_ms(self) -> int:
+        """A master answers each heartbeat, also while it can store nothing. One that does not may be replaced."""
+        return max(self.last_word_ms + self.beat_ms, self.looked_ms) + LOOK_ELSEWHERE_MS
 
     def why_dead(self, now_ms: int, *, has_others: bool) -> str:
         """Why an open stream must end; empty: it need not."""
@@ -163,6 +177,14 @@ class Pauses:
         pause_ms = min(self._settings.retry_ms * 2 ** min(call.failures, 16), max_ms)
         call.failures += 1
         return int(pause_ms * (0.5 + 0.5 * self._jitter()))
+
+
+def shorter_beat(stream: Stream, wanted_ms: int) -> Note:
+    detail = (
+        f"every {stream.beat_ms} ms instead of {wanted_ms}: the scheduler considers a node offline "
+        f"after a silence of {stream.silence_ms} ms"
+    )
+    return Note(event="heartbeat_shortened", detail=detail)
 
 
 def beat_ms(wanted_ms: int, silence_ms: int) -> int:

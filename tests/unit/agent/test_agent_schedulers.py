@@ -11,6 +11,7 @@ from dgpu.agent.session_words import (
     Connected,
     Dial,
     Disconnected,
+    EpochSaved,
     Flush,
     GpusFound,
     HangUp,
@@ -183,3 +184,60 @@ def test_a_changed_list_of_gpus_reaches_the_scheduler_that_registered_before_it(
     machine.on_input(Written(address="s:1"), 16)
     (message,) = sent(machine.on_input(welcome_of("s:1"), 20))
     assert message.WhichOneof("body") == "inventory"
+
+
+def silent_master() -> Session:
+    """m:1 leads since 20 and says nothing more. A heartbeat is sent every 5 s."""
+    machine = two()
+    machine.on_input(Connected(address="m:1"), 10)
+    machine.on_input(welcome_of("m:1", heartbeat_timeout_ms=15_000), 20)
+    machine.on_input(Disconnected(address="s:1", reason="refused"), 21)
+    return machine
+
+
+def woken_until(machine: Session, end_ms: int) -> dict[int, list[str]]:
+    """The addresses that are dialled, by time. Nobody listens there."""
+    dialled: dict[int, list[str]] = {}
+    while (now := machine.wake_at_ms) <= end_ms:
+        for output in machine.on_input(Woke(), now):
+            if isinstance(output, Dial):
+                dialled.setdefault(now, []).append(output.address)
+                machine.on_input(Disconnected(address=output.address, reason="refused"), now)
+    return dialled
+
+
+def test_while_a_master_is_silent_the_others_are_dialled_and_it_is_kept() -> None:
+    machine = silent_master()
+    dialled = woken_until(machine, 15_000)
+    assert dialled == {at: ["s:1"] for at in (7_020, 9_020, 11_020, 13_020)}
+    assert machine.open
+    ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=1))
+    machine.on_input(Received(address="m:1", message=ack), 14_990)
+    assert woken_until(machine, 20_000) == {}, "it speaks again"
+
+
+def test_a_new_master_replaces_one_that_is_silent() -> None:
+    """As after SIGSTOP: the connection to the old one is intact."""
+    machine = silent_master()
+    woken_until(machine, 7_000)
+    assert Dial(address="s:1") in machine.on_input(Woke(), 7_020)
+    machine.on_input(Connected(address="s:1"), 7_030)
+    outputs = machine.on_input(welcome_of("s:1", epoch=5), 7_040)
+    assert outputs[0] == HangUp(address="m:1", reason="s:1 is the master")
+    assert isinstance(outputs[1], SaveEpoch)
+    machine.on_input(EpochSaved(joined=outputs[1].joined), 7_050)
+    assert machine.open
+    orders = pb.FromScheduler(orders=pb.Orders(starts=[pb.Start(lease_id=1)]))
+    assert machine.on_input(Received(address="m:1", message=orders), 8_000) == [], "it woke up"
+    assert machine.on_input(Disconnected(address="m:1", reason="hung up"), 8_001) == []
+    assert machine.open
+
+
+def test_an_old_master_does_not_replace_one_that_is_silent() -> None:
+    machine = silent_master()
+    woken_until(machine, 7_000)
+    machine.on_input(Woke(), 7_020)
+    machine.on_input(Connected(address="s:1"), 7_030)
+    outputs = machine.on_input(welcome_of("s:1", epoch=3), 7_040)
+    assert HangUp in map(type, outputs)
+    assert machine.open
