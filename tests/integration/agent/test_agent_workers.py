@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dgpu.agent import chunks
 from dgpu.agent.host import serve_agent
 from dgpu.agent.probe.simulated import simulated_gpu_id
 from dgpu.agent.worker_dirs import worker_dir_of
@@ -106,11 +107,11 @@ async def test_calls_run_in_a_worker_with_their_output_results_and_errors(tmp_pa
         assert (failed.outcome, failed.error) == ("raised", "ValueError: no")
         assert "in fails" in failed.traceback
         printed = await end_of(scheduler, 21)
-        chunks = await until(lambda: scheduler.chunks.get(21))
-        await until(lambda: chunks[-1].last)
-        data = b"".join(chunk.data for chunk in chunks)
+        sent = await until(lambda: scheduler.chunks.get(21))
+        await until(lambda: sent[-1].last)
+        data = b"".join(chunk.data for chunk in sent)
         assert sorted(data.split(b"\n")) == [b"", b"by C code", b"by Python", b"by a child", b"to stderr"]
-        assert (printed.output_bytes, {chunk.task_id for chunk in chunks}) == (len(data), {121})
+        assert (printed.output_bytes, {chunk.task_id for chunk in sent}) == (len(data), {121})
         await until(lambda: not (tmp_path / "output" / "21").exists())
         assert 20 not in scheduler.chunks
         # Large content travels by reference.
@@ -130,6 +131,19 @@ async def test_calls_run_in_a_worker_with_their_output_results_and_errors(tmp_pa
         (end,) = await until(lambda: scheduler.finished.get(WORKER))
         assert (end.outcome, end.exit_code, end.signal) == ("stopped", 0, 0)
         assert not directory_of_socket(tmp_path).exists()
+
+
+async def test_much_output_is_bounded_and_does_not_hold_up_the_worker(tmp_path: Path) -> None:
+    async with ScriptedScheduler() as scheduler, agent(tmp_path, scheduler, output_cap_bytes=1 << 20):
+        scheduler.stores = False
+        await scheduler.order(worker())
+        await ready(scheduler)
+        await scheduler.order(calls=[call(20, "prints_much", 40), call(21, "nothing")])
+        assert await value_of(scheduler, 20) == 40
+        assert (await end_of(scheduler, 20)).output_bytes == 40 << 20
+        assert (await end_of(scheduler, 21)).outcome == "returned"
+        await until(lambda: scheduler.chunks.get(20) and scheduler.chunks[20][-1].last)
+        assert 0 < chunks.size(tmp_path / "output" / "20") <= 2 << 20
 
 
 async def test_a_killed_worker_and_a_call_that_does_not_end(tmp_path: Path) -> None:
@@ -192,8 +206,8 @@ async def test_a_killed_agent_finds_its_workers_and_their_calls_again(tmp_path: 
             gate.touch()
             assert await value_of(scheduler, 21) == "seen"
             assert (await end_of(scheduler, 22)).outcome == "returned"
-            chunks = await until(lambda: scheduler.chunks.get(24))
-            assert b"".join(chunk.data for chunk in chunks).count(b"\n") == 4
+            sent = await until(lambda: scheduler.chunks.get(24))
+            assert b"".join(chunk.data for chunk in sent).count(b"\n") == 4
             assert is_alive(pid)
             await scheduler.order(calls=[call(23, "nothing")])
             assert await value_of(scheduler, 23) is None
