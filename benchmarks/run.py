@@ -26,6 +26,7 @@ ORDER = [
     "etcd",
     "keeper",
     "rest",
+    "functions",
     "flood",
     "metrics",
     "drain",
