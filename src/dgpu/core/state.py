@@ -245,6 +245,10 @@ class ClusterState:
         room = self.rooms.by_node.get(node_id)
         return () if room is None else tuple(self.leases[lease_id] for lease_id in sorted(room.leases))
 
+    def is_leaving(self, lease: Lease) -> bool:
+        """Its task was ordered to end."""
+        return bool(lease.stopping) or self.tasks[lease.task_id].cancelling
+
     def node_calls(self, node_id: NodeId) -> tuple[Lease, ...]:
         """The leases of the calls that have slots of workers on this node."""
         if not self.workers:

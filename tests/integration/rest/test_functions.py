@@ -114,6 +114,14 @@ def test_an_equal_key_submits_a_call_once(world, agent) -> None:
     assert first == second
 
 
+def test_a_call_is_submitted_again_while_its_app_is_known(world, agent) -> None:
+    task_id = call(world, args=[8])
+    assert result(world, task_id).body["status"] == "success"
+    again = world.ask("POST", f"/api/v1/tasks/{task_id}/retry", {})
+    assert again.status == 201
+    assert result(world, again.body["task_id"]).body["result"] == [[8], {}]
+
+
 def test_a_task_with_a_command_has_no_result(world) -> None:
     reply = result(world, world.submit(gpu_count=0))
     assert (reply.status, reply.body["code"]) == (409, "no_result")

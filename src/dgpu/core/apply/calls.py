@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dgpu.core.events import CallReturned, TaskFinished, TasksSubmitted, WorkerChanged
 from dgpu.core.model.app import back_off_ms
-from dgpu.core.model.ids import TaskId
+from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Task, TaskSpec, TaskStatus
 from dgpu.core.model.worker import LoadedModel, Worker, learned
@@ -48,7 +48,7 @@ def free_slot(state: ClusterState, lease: Lease, at: int) -> None:
     """The call under this lease ended. Its worker may be idle now."""
     is_last = state.crews.leave(lease.worker, lease.id)
     worker = state.workers[state.leases[lease.worker].task_id]
-    if is_last and worker.ready:
+    if is_last and worker.ready and not state.is_leaving(state.leases[lease.worker]):
         state.workers[worker.task_id] = replace(worker, idle_since=at)
     state.crews.stir(worker.app_id)
 
@@ -71,6 +71,13 @@ def note_worker_ended(state: ClusterState, task: Task) -> None:
     _forget_unused(state, app.id)
 
 
+def note_worker_leaves(state: ClusterState, task_id: TaskId) -> None:
+    """The worker was ordered to end: it is no longer idle, and its app may need another one."""
+    worker = state.workers[task_id]
+    state.workers[task_id] = replace(worker, idle_since=0)
+    state.crews.stir(worker.app_id)
+
+
 def note_call_run(state: ClusterState, app_id: str, task: Task, event: TaskFinished) -> None:
     """The calls of an app that succeed show how long a call takes."""
     if event.status is not TaskStatus.SUCCESS or not task.started_at:
@@ -83,16 +90,24 @@ def note_call_run(state: ClusterState, app_id: str, task: Task, event: TaskFinis
         state.apps[app_id] = replace(app, run_us=run_us, runs=min(app.runs + 1, _MAX_COUNTED))
 
 
+def stir_calls_on(state: ClusterState, node_id: NodeId) -> None:
+    """The node takes no more calls: the apps of its workers may need others."""
+    for lease in state.node_leases(node_id) if state.workers else ():
+        worker = state.workers.get(lease.task_id)
+        if worker is not None:
+            state.crews.stir(worker.app_id)
+
+
 def apply_returned(_state: ClusterState, _event: CallReturned) -> None:
     """For the store of results only."""
 
 
 def apply_worker_changed(state: ClusterState, event: WorkerChanged) -> None:
-    worker = state.workers[event.task_id]
+    worker, lease = state.workers[event.task_id], state.leases[event.lease_id]
     idle_since = worker.idle_since
     if not event.ready:
         idle_since = 0
-    elif not worker.ready and not state.crews.queued(event.lease_id):
+    elif not worker.ready and not state.crews.queued(event.lease_id) and not state.is_leaving(lease):
         idle_since = event.at
     known = {model.name: model for model in worker.models}
     for model in event.models:

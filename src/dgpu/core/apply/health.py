@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dgpu.core.apply.calls import note_worker_leaves
 from dgpu.core.events import GpuBlamed, GpuHealthChanged, GpuRunSucceeded, TaskStopRequested
 from dgpu.core.model.health import GpuHealth, Health, lasts
 from dgpu.core.model.ids import NO_TASK, GpuId, NodeId
@@ -71,9 +72,8 @@ def apply_stop_requested(state: ClusterState, event: TaskStopRequested) -> None:
     state.leases[lease.id] = replace(lease, stopping=event.reason, stop_for=stop_for)
     if lease.worker:
         return
-    worker = state.workers.get(event.task_id)
-    if worker is not None and worker.idle_since:
-        state.workers[worker.task_id] = replace(worker, idle_since=0)
+    if event.task_id in state.workers:
+        note_worker_leaves(state, event.task_id)
     state.hasten((lease.id,))
     if stop_for:
         state.reclaims[lease.id] = stop_for

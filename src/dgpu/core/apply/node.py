@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from dgpu.core.apply.calls import stir_calls_on
 from dgpu.core.apply.health import change_gpu, forget_node, note_listed, note_observed
 from dgpu.core.apply.holdings import adopt_settings
 from dgpu.core.apply.reservation import forget_reservations_on
@@ -61,11 +62,13 @@ def apply_observation(state: ClusterState, event: ObservationChanged) -> None:
 
 
 def apply_lost(state: ClusterState, event: NodeLost) -> None:
+    stir_calls_on(state, event.node_id)
     _change(state, event.node_id, offline_since=max(1, event.at), unconfirmed_since=0)
     state.health_at = NOT_COMPUTED
 
 
 def apply_draining(state: ClusterState, event: NodeDraining) -> None:
+    stir_calls_on(state, event.node_id)
     _change(state, event.node_id, draining=True, drain_reason=event.reason)
 
 

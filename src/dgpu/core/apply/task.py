@@ -15,6 +15,7 @@ from dgpu.core.apply.calls import (
     note_call_run,
     note_submitted,
     note_worker_ended,
+    note_worker_leaves,
 )
 from dgpu.core.apply.dependencies import await_others, tell_dependents, wait_no_more
 from dgpu.core.apply.health import note_freed
@@ -195,6 +196,8 @@ def apply_cancel_requested(state: ClusterState, event: TaskCancelRequested) -> N
     task = state.tasks[event.task_id] = replace(state.tasks[event.task_id], cancelling=True)
     if state.leases[task.lease_id].worker:
         return
+    if task.worker_of:
+        note_worker_leaves(state, task.id)
     state.hasten(state.leases_of(task))
 
 

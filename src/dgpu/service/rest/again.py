@@ -11,6 +11,7 @@ from litestar import Request, post
 from msgspec.structs import replace
 
 from dgpu.core.events import TasksSubmitted
+from dgpu.core.model.app import App
 from dgpu.core.model.ids import TaskId, task_name
 from dgpu.core.model.task import TaskSpec, TaskStatus
 from dgpu.core.state import ClusterState
@@ -47,10 +48,13 @@ async def retry_task(
     given = request.headers.get("idempotency-key")
     key = key_of({} if given is None else {b"idempotency-key": given.encode("latin-1", "replace")})
     spec = await _specs_again(rest, number, element=element, failed=failed)
+    apps = await _apps_of(rest, spec, number)
     entries = (entry_of(_sealed(rest, _attributed(spec, who))),)
     # A repeated call gets the first answer, although other tasks have failed meanwhile.
     what = f"retry of {task_name(number)}{' alone' if element else ''}{', failed' if failed else ''}"
-    first_id, count, created_at = await submit_entries(rest, who, entries, key, what.encode(), batch=False)
+    first_id, count, created_at = await submit_entries(
+        rest, who, entries, key, what.encode(), batch=False, apps=apps
+    )
     return Retried(
         task_id=task_name(first_id),
         status="pending",
@@ -58,6 +62,21 @@ async def retry_task(
         retry_of=task_name(number),
         count=count,
     )
+
+
+async def _apps_of(rest: Backend, spec: TaskSpec, number: TaskId) -> tuple[App, ...]:
+    """Of a function call. An app without calls and workers is forgotten, and with it the code that the call needs."""
+    app_id = spec.shape.app
+    if not app_id:
+        return ()
+    app = await rest.runtime.read(lambda state: state.apps.get(app_id))
+    if app is None:
+        detail = f"The workers of {task_name(number)} have left, and their setup with them. Submit it again in full."
+        facts = {"task_id": task_name(number)}
+        raise ProblemError(
+            Problem(status=410, title="No longer known", code="task_forgotten", detail=detail, facts=facts)
+        )
+    return (app,)
 
 
 async def _specs_again(rest: Backend, number: TaskId, *, element: bool, failed: bool) -> TaskSpec:
