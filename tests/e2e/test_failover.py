@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from dgpu.client.sync import Client
 from e2e.conftest import eventually
 from e2e.ha_cluster import HaCluster, Submitter
 from e2e.test_kills import overlaps
@@ -77,7 +78,12 @@ def test_a_paused_master_steps_down_when_it_wakes_and_does_no_harm(cluster):
     submitter = Submitter(cluster, journal)
     submitter.start()
     more_acknowledged(submitter, "a", 5)
+    client = Client([f"http://127.0.0.1:{cluster.http[name]}" for name in "ab"])
+    assert client.get(long).status == "running"
     cluster.signal("a", signal.SIGSTOP)
+    # It accepts connections and says nothing: the client that used it so far leaves it and finds b.
+    by_client = client.submit(command="true", gpu_count=1).task_id
+    assert client.answered_by.url == f"http://127.0.0.1:{cluster.http['b']}"
     eventually(lambda: cluster.is_master("b"), "b to take over")
     eventually(lambda: cluster.node("b") == "ready", "the node to register with b")
     more_acknowledged(submitter, "b", 5)
@@ -91,7 +97,7 @@ def test_a_paused_master_steps_down_when_it_wakes_and_does_no_harm(cluster):
     assert (cluster.task("b", long)["status"], cluster.task("b", long)["attempt"]) == ("running", 1)
     cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
     ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
-    assert set(ended) - {long} == set(submitter.acknowledged)
+    assert set(ended) - {long, by_client} == set(submitter.acknowledged)
     assert overlaps(journal.read_text().splitlines()) == []
     eventually(lambda: cluster.tasks("a") == ended, "a to have what b has")
 
