@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dgpu.cli.arguments import parse_ids
-from dgpu.cli.connection import connect
+from dgpu.cli.connection import builtins, connect
 from dgpu.cli.flags import flags_of
 from dgpu.cli.output import print_document
 
@@ -35,4 +35,4 @@ def link(
     if flags.is_table or flags.output == "name":
         typer.echo(made.url)
     else:
-        print_document(made, flags)
+        print_document(builtins(made), flags)

@@ -10,6 +10,7 @@ from dgpu.client.file_calls import FileCalls
 from dgpu.client.function_calls import FunctionCalls
 from dgpu.client.history_calls import HistoryCalls
 from dgpu.client.secret_calls import SecretCalls
+from dgpu.client.service_calls import ServiceCalls
 from dgpu.client.task_calls import TaskCalls
 from dgpu.client.token_calls import TokenCalls
 from dgpu.client.upload_calls import UploadCalls
@@ -24,6 +25,7 @@ class Calls(
     ChannelCalls,
     TokenCalls,
     SecretCalls,
+    ServiceCalls,
     AuditCalls,
     UploadCalls,
     FunctionCalls,

@@ -12,12 +12,14 @@ from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskI
 from dgpu.core.model.node import Gpu
 from dgpu.core.model.quota import QuotaMode, Reclaim
 from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
+from dgpu.core.model.service import ServiceSpec
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.wall_span import WallSpan
 from dgpu.core.model.worker import LoadedModel
+from dgpu.core.rules.replicas import Reading
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,3 +303,27 @@ class ReadWallClock(Command, frozen=True, kw_only=True):
     """How the wall clock differs from `at`: at the start of a scheduler, and when the wall clock was set."""
 
     span: WallSpan
+
+
+class SetService(Command, frozen=True, kw_only=True):
+    """Creates or changes a service. With `rolls_back`, the specification before the last change returns."""
+
+    tenant_id: TenantId
+    name: str
+    spec: ServiceSpec
+    set_by: str = ""
+    rolls_back: bool = False
+
+
+class DeleteService(Command, frozen=True, kw_only=True):
+    """Its replicas are cancelled."""
+
+    tenant_id: TenantId
+    name: str
+
+
+class StepServices(Command, frozen=True, kw_only=True):
+    """Checks of replicas, and requests in progress of each service."""
+
+    readings: dict[TaskId, Reading] = {}
+    load: dict[str, int] = {}

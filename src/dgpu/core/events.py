@@ -18,6 +18,7 @@ from dgpu.core.model.node import Gpu, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
+from dgpu.core.model.service import Service
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, TaskSpec, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -359,3 +360,13 @@ class WallClockRead(Event, frozen=True, array_like=True, tag=True):
 
     since: int
     span: WallSpan
+
+
+class ServiceSet(Event, frozen=True, array_like=True, tag=True):
+    """A service as it is now: by a user, or after a step of its replicas."""
+
+    service: Service
+
+
+class ServiceDeleted(Event, frozen=True, array_like=True, tag=True):
+    service_id: str

@@ -19,6 +19,7 @@ from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Reservation
 from dgpu.core.model.run_times import RunTimes
 from dgpu.core.model.secrets import Secret
+from dgpu.core.model.service import Service
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Shape, Task
 from dgpu.core.model.tenant import Tenant
@@ -63,6 +64,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: dict[TokenId, Token]  # of the API, also revoked ones
     secrets: dict[SecretId, Secret]  # of tenants; ciphertext only
+    services: dict[str, Service]  # by tenant and name
     alert_records: dict[str, bytes]  # of the alert watch, by name
     apps: dict[str, App]  # of function calls that wait or run, and of workers
     workers: dict[TaskId, Worker]  # that wait or run
@@ -92,6 +94,7 @@ LATER_PARTS: Final[dict[str, object]] = {
     "no_pass_before": 0,
     "tokens": {},
     "secrets": {},
+    "services": {},
     "alert_records": {},
     "apps": {},
     "workers": {},

@@ -358,3 +358,22 @@ class TooManyAlertRecords(Rejection, frozen=True, kw_only=True):
 
     code: ClassVar[str] = "too_many_alert_records"
     limit: int
+
+
+class UnknownService(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "unknown_service"
+    tenant_id: TenantId
+    name: str
+
+
+class NoEarlierGeneration(Rejection, frozen=True, kw_only=True):
+    """A service that was never changed cannot be rolled back."""
+
+    code: ClassVar[str] = "no_earlier_generation"
+    tenant_id: TenantId
+    name: str
+
+
+class TooManyServices(Rejection, frozen=True, kw_only=True):
+    code: ClassVar[str] = "too_many_services"
+    limit: int

@@ -27,6 +27,7 @@ from dgpu.core.model.node import Gpu, GpuStatus, Node
 from dgpu.core.model.reservation import Hold, Reservation
 from dgpu.core.model.run_times import RunTimes
 from dgpu.core.model.secrets import Secret
+from dgpu.core.model.service import Service
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool, Shape, Task, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -90,6 +91,7 @@ class ClusterState:
         self.no_pass_before = 0
         self.tokens: dict[TokenId, Token] = {}
         self.secrets: dict[SecretId, Secret] = {}
+        self.services: dict[str, Service] = {}
         self.alert_records: dict[str, bytes] = {}
         self.apps: dict[str, App] = {}
         self.workers: dict[TaskId, Worker] = {}

@@ -137,5 +137,7 @@ OWNERS: dict[type[e.Event], Callable[[Any, ClusterState], Parts]] = {
     e.SecretSet: _admins,  # a viewer of the tenant may not list its secrets
     e.SecretDeleted: _admins,
     e.Resealed: _admins,
+    e.ServiceSet: lambda event, _: ((event.service.tenant_id, event),),
+    e.ServiceDeleted: lambda event, _: ((event.service_id.partition("/")[0], event),),
     e.WallClockRead: _cluster,
 }

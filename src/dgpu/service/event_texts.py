@@ -229,6 +229,13 @@ def _learned(fields: Fields) -> Facts:
     return {"tenant": known.tenant_id, **about, **figures}
 
 
+def _service(fields: Fields) -> Facts:
+    """A service with the cause of its last step."""
+    service = fields["service"]
+    told = {"tenant": service.tenant_id, "service": service.name, "generation": service.generation}
+    return {**told, "replicas": len(service.replicas), "step": service.notes[-1][1] if service.notes else ""}
+
+
 def _epoch(fields: Fields) -> Facts:
     return {"epoch": fields["epoch"]}
 
@@ -353,6 +360,8 @@ TEXTS: dict[type[e.Event], EventText] = {
     e.SecretSet: _text("secret_set", _secret, ("tenant_id", "secret", "version", "set_by")),
     e.SecretDeleted: _text("secret_deleted", _secret_deleted, ("tenant_id", "secret")),
     e.Resealed: _text("secrets_resealed", _resealed, ("secrets", "tasks")),
+    e.ServiceSet: _text("service_changed", _service, ("tenant", "service", "generation", "replicas", "step")),
+    e.ServiceDeleted: _text("service_deleted", shown, ("service_id",)),
     e.WallClockRead: _text("wall_clock_read", _wall_clock),
 }
 # No task or node changed: internal work of the scheduler, and the audit log, which is read by a call of its own.

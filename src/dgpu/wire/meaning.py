@@ -8,6 +8,7 @@ from dgpu.core import rejections as r
 from dgpu.wire.answers import FieldError
 
 OfTokens = r.UnknownToken | r.TokenExists | r.TooManyTokens
+OfServices = r.UnknownService | r.NoEarlierGeneration | r.TooManyServices
 OfSecrets = r.UnknownSecret | r.SecretNotSet | r.TooManySecrets
 
 
@@ -56,5 +57,21 @@ def of_secret(rejection: OfSecrets, path: str) -> Meaning:
             )
             detail = f"{holder} {rejection.limit:,} secrets, which is the maximum. Delete unused ones first."
             return Meaning(409, "Too many secrets", detail)
+        case _:
+            assert_never(rejection)
+
+
+def of_service(rejection: OfServices) -> Meaning:
+    match rejection:
+        case r.NoEarlierGeneration():
+            name = f"Service {rejection.name[:64]!r} of tenant {rejection.tenant_id}"
+            detail = f"{name} has no earlier generation to return to."
+            return Meaning(409, "No earlier generation", detail)
+        case r.UnknownService():
+            detail = f"Tenant {rejection.tenant_id} has no service {rejection.name[:64]!r}."
+            return Meaning(404, "No such service", detail)
+        case r.TooManyServices():
+            detail = f"{rejection.limit:,} services exist, which is the maximum. Delete unused ones first."
+            return Meaning(409, "Too many services", detail)
         case _:
             assert_never(rejection)

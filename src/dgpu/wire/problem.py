@@ -12,7 +12,16 @@ from dgpu.core.model.ids import task_name
 from dgpu.core.model.task import MEMORY_STEP_MB
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.json_body import BadRequest
-from dgpu.wire.meaning import Meaning, OfSecrets, OfTokens, entry_path, of_secret, of_token
+from dgpu.wire.meaning import (
+    Meaning,
+    OfSecrets,
+    OfServices,
+    OfTokens,
+    entry_path,
+    of_secret,
+    of_service,
+    of_token,
+)
 from dgpu.wire.task_names import element_name
 from dgpu.wire.tenant_problem import OfTenants, of_tenant
 
@@ -49,7 +58,7 @@ OfWaiting = (
     | r.DependencyNeverMet
     | r.TooManyDependencies
 )
-AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens | OfSecrets
+AnyRejection = OfTenants | OfSubmits | OfLoad | OfThings | OfWaiting | OfTokens | OfSecrets | OfServices
 
 _TASK_FIELDS = frozenset({"task_id", "first_id", "array_id"})
 _MAX_FACT_CHARS = 200
@@ -120,6 +129,8 @@ def _meaning(rejection: AnyRejection, *, batch: bool) -> Meaning:
         return _of_waiting(rejection, batch=batch)
     if isinstance(rejection, OfTokens):
         return of_token(rejection)
+    if isinstance(rejection, OfServices):
+        return of_service(rejection)
     if isinstance(rejection, OfSecrets):
         return of_secret(rejection, entry_path(getattr(rejection, "entry", 0), "secrets", batch=batch))
     return _of_thing(rejection)

@@ -56,6 +56,8 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     events.TokenRevoked,
     events.SecretSet,
     events.SecretDeleted,
+    events.ServiceSet,
+    events.ServiceDeleted,
     events.Resealed,
     events.Audited,
     events.AlertRecordsKept,

@@ -84,6 +84,10 @@ def task_of(raw: object, where: str | int, by: Submitter | None = None) -> TaskS
     return _spec(raw, where, by)
 
 
+def sealed_task_of(raw: object, where: str | int, by: Submitter | None, seal: SealEnv) -> TaskSpec:
+    return _spec(raw, where, by, seal)
+
+
 def decode_batch(
     body: bytes, by: Submitter | None = None, seal: SealEnv = None, apps: Apps | None = None
 ) -> Generator[None, None, Entries]:

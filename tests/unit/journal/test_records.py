@@ -14,6 +14,7 @@ from dgpu.core.model.node import Kind, Node
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.reservation import Place, Reservation
 from dgpu.core.model.secrets import ResealedDetail, ResealedSecret, Secret
+from dgpu.core.model.service import Replica, Service, ServiceSpec
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
@@ -73,7 +74,20 @@ OF_CALLS = (
     events.WorkerChanged(22, 5, 9, True, (LoadedModel(name="llama", memory_mb=16_000, load_ms=900),), ""),
     events.CallsFailed(22, (5, 6), "no_worker", "no module named job"),
 )
-OF_ACCESS = (*OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS, MEASURED, *OF_CALLS)
+OF_SERVICES = (
+    events.ServiceSet(
+        22,
+        Service(
+            name="chat",
+            tenant_id="lab",
+            spec=ServiceSpec(task=spec(), port=8000),
+            replicas=(Replica(task_id=5, generation=1, since=3, ready=True),),
+            notes=((22, "created"),),
+        ),
+    ),
+    events.ServiceDeleted(22, "lab/chat"),
+)
+OF_ACCESS = (*OF_SERVICES, *OF_TOKENS, *OF_SECRETS, AUDITED, OF_ALERTS, MEASURED, *OF_CALLS)
 
 
 def test_every_kind_of_event_survives() -> None:

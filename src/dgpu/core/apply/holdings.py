@@ -7,6 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from dgpu.core.apply.credentials import forget_secrets
+from dgpu.core.apply.services import forget_services
 from dgpu.core.events import EpochBegan, QuotaChanged, TenantRemoved, TenantSet, UsageCharged
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
@@ -60,6 +61,7 @@ def apply_tenant_set(state: ClusterState, event: TenantSet) -> None:
 def apply_tenant_removed(state: ClusterState, event: TenantRemoved) -> None:
     _forget(state, event.tenant_id)
     forget_secrets(state, event.tenant_id)
+    forget_services(state, event.tenant_id)
     _tenants_changed(state)
 
 

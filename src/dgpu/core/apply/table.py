@@ -36,6 +36,7 @@ from dgpu.core.apply.node import (
     apply_resumed,
 )
 from dgpu.core.apply.reservation import apply_reserved
+from dgpu.core.apply.services import apply_service_deleted, apply_service_set
 from dgpu.core.apply.task import (
     apply_calls_failed,
     apply_cancel_requested,
@@ -106,6 +107,8 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.Resealed: apply_resealed,
     events.WallClockRead: apply_wall_clock,
     events.AlertRecordsKept: apply_alert_records,
+    events.ServiceSet: apply_service_set,
+    events.ServiceDeleted: apply_service_deleted,
     events.Audited: apply_audited,
     events.AttemptMeasured: apply_measured,
     events.CallReturned: apply_returned,

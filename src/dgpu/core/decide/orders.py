@@ -91,7 +91,7 @@ def decide_cancel(state: ClusterState, command: CancelTasks) -> Decision:
     if command.task_ids is None:
         if command.array_id is not None and not any(array_tasks(state, command.array_id)):
             return UnknownArray(array_id=command.array_id)
-        return _cancel(state, _filtered(state, command), command.at)
+        return cancel(state, _filtered(state, command), command.at)
     task_ids = sorted(set(command.task_ids))
     for task_id in task_ids:
         if task_id not in state.tasks:
@@ -100,10 +100,10 @@ def decide_cancel(state: ClusterState, command: CancelTasks) -> Decision:
         task = state.tasks[task_ids[0]]
         if task.status.is_final:
             return TaskEnded(task_id=task.id, status=task.status.value)
-    return _cancel(state, task_ids, command.at)
+    return cancel(state, task_ids, command.at)
 
 
-def _cancel(state: ClusterState, task_ids: Iterable[TaskId], at: int) -> tuple[Event, ...]:
+def cancel(state: ClusterState, task_ids: Iterable[TaskId], at: int) -> tuple[Event, ...]:
     waiting: list[TaskId] = []
     running: list[Event] = []
     for task_id in task_ids:

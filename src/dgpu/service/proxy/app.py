@@ -59,6 +59,7 @@ class Proxy:
         self._standing = standing
         self._find = finder
         self._pool = Pool()
+        self._turn = 0
 
     def requests_of(self, route: Route) -> int:
         return self._busy[route]
@@ -147,7 +148,7 @@ class Proxy:
     async def _answer(self, scope: Any, receive: Any, send: Any, routes: Routes, peer: Peer) -> None:
         exchange = _Exchange(self, scope, receive, send, peer)
         last: Exception | None = None
-        for route in routes.choices:
+        for route in self._least_busy(routes.choices):
             self._busy[route] += 1
             try:
                 return await exchange.run(route)
@@ -164,6 +165,12 @@ class Proxy:
             return None
         headers = dict(scope["headers"])
         return await send_problem(send, _failed(last), headers, is_head=scope["method"] == "HEAD")
+
+    def _least_busy(self, choices: tuple[Route, ...]) -> list[Route]:
+        """Equally busy replicas take turns."""
+        self._turn += 1
+        start = self._turn % max(1, len(choices))
+        return sorted((*choices[start:], *choices[:start]), key=self.requests_of)
 
     async def connect(self, route: Route) -> Upstream:
         """Raises ChannelRefused."""

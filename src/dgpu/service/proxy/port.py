@@ -17,6 +17,7 @@ from dgpu.service.proxy.names import parse_site
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.http_server import HttpServer
+from dgpu.service.services.watch import watched_services
 from dgpu.wire.address import Address
 
 _log = structlog.get_logger("dgpu.proxy")
@@ -40,7 +41,8 @@ async def proxy_port(
     await server.start(listening)
     _log.info("proxy_ready", address=str(Address(host=options.address.host, port=port)), domain=site.domain)
     try:
-        yield
+        async with watched_services(backend.runtime, proxy, backend.options.standing):
+            yield
     finally:
         await server.stop()
         proxy.close()

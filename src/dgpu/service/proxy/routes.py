@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, TenantId, task_name
+from dgpu.core.model.service import Service
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.access.principal import Principal
@@ -35,8 +36,33 @@ Read = Callable[[Callable[[ClusterState], Routes | Problem]], Awaitable[Routes |
 
 def find(state: ClusterState, who: Principal, target: Target) -> Routes | Problem:
     if isinstance(target, ServiceHost):
-        return _unknown(f"{target.name} of {target.tenant}")
+        return _service_routes(state, who, target)
     return _task_route(state, who, target)
+
+
+def _service_routes(state: ClusterState, who: Principal, target: ServiceHost) -> Routes | Problem:
+    service = next(
+        (
+            each
+            for each in state.services.values()
+            if each.name == target.name and each.tenant_id.lower() == target.tenant
+        ),
+        None,
+    )
+    if service is None or not may_enter(who, service.tenant_id):
+        return _unknown(f"service {target.name} of tenant {target.tenant}")
+    return Routes(tuple(routes_of(state, service)), service.id)
+
+
+def routes_of(state: ClusterState, service: Service, *, ready: bool = True) -> Iterator[Route]:
+    """To replicas that are ready, or to all that run."""
+    for replica in service.replicas:
+        task = state.tasks.get(replica.task_id)
+        lease = None if task is None else state.leases.get(task.lease_id)
+        if lease is None or not lease.started or lease.ended:
+            continue
+        if not ready or (replica.ready and not replica.leaving_at):
+            yield Route(lease.id, lease.node_id, service.spec.port, replica.task_id)
 
 
 def _task_route(state: ClusterState, who: Principal, target: TaskPort) -> Routes | Problem:
