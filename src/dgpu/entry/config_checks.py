@@ -123,6 +123,7 @@ def _check_server(config: SchedulerConfig) -> Iterator[Problem]:
     yield from _check_join(config, parsed.get("server.grpc_address"))
     yield from _check_https(config.server)
     yield from _check_proxy(config)
+    yield from _check_redis(config.integrations.redis.url)
     yield from _check_hosts(config.server.allowed_hosts)
     if len(parsed) > 1 and len(set(parsed.values())) == 1 and parsed["server.http_address"].port:
         yield Problem("server.http_address", "is the same as server.grpc_address")
@@ -142,6 +143,16 @@ def _check_join(config: SchedulerConfig, grpc: Address | None) -> Iterator[Probl
         yield Problem(path, "needs server.grpc_tls: true; without it, no machine has to join")
     if not written and config.server.grpc_tls and grpc is not None and grpc.port == MAX_PORT:
         yield Problem(path, f"is needed, because no port follows {grpc.port} of server.grpc_address")
+
+
+def _check_redis(url: str) -> Iterator[Problem]:
+    from dgpu.service.redis.resp import parse_url
+
+    try:
+        if url:
+            parse_url(url)
+    except ValueError as error:
+        yield Problem("integrations.redis.url", str(error))
 
 
 def _check_proxy(config: SchedulerConfig) -> Iterator[Problem]:

@@ -199,6 +199,17 @@ class IsolationSection(Section, frozen=True, kw_only=True):
     users: str | dict[str, str] = ""
 
 
+class Redis(Section, frozen=True, kw_only=True):
+    """A read-only picture of the queue for other programs."""
+
+    url: str = ""  # redis://[user:password@]host[:port][/database], rediss:// for TLS; empty: none
+    prefix: Annotated[str, msgspec.Meta(max_length=64)] = ""  # of all keys
+
+
+class Integrations(Section, frozen=True, kw_only=True):
+    redis: Redis = Redis()
+
+
 class SchedulerConfig(Section, frozen=True, kw_only=True):
     server: Server = Server()
     scheduler: SchedulerRules = SchedulerRules()
@@ -215,6 +226,7 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     isolation: IsolationSection = IsolationSection()
     alerts: Alerts = Alerts()
     notify: Notify = Notify()
+    integrations: Integrations = Integrations()
     logging: Logging = Logging()
 
 

@@ -16,6 +16,7 @@ import msgspec
 from dgpu.entry.alert_targets import alert_options
 from dgpu.entry.config_types import (
     HealthSection,
+    Redis,
     Retention,
     SchedulerConfig,
     SchedulerRules,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from dgpu.core.model.task import WorkerSetup
     from dgpu.core.model.tenant import Tenant
     from dgpu.service.content.store import ContentLimits
-    from dgpu.service.options import HttpTls, MachineOptions, ProxyOptions, ServiceOptions
+    from dgpu.service.options import HttpTls, MachineOptions, ProxyOptions, RedisOptions, ServiceOptions
     from dgpu.service.results.file import ResultLimits
 
 _DAY_MS = 86_400_000
@@ -134,6 +135,7 @@ def service_options(config: SchedulerConfig, *, accept_lost_tail: bool = False) 
         grpc=parse_address(config.server.grpc_address),
         http_tls=_http_tls(config.server),
         proxy=_proxy(config.server),
+        redis=_redis(config.integrations.redis),
         machines=_machines(config.server),
         auth_mode="none" if config.auth.mode == "none" else "",
         requests_per_second=config.auth.requests_per_second,
@@ -234,6 +236,12 @@ def _proxy(server: Server) -> ProxyOptions | None:
     return ProxyOptions(
         address=Address(host="127.0.0.1", port=0 if port in taken else port), url=server.proxy_url
     )
+
+
+def _redis(section: Redis) -> RedisOptions | None:
+    from dgpu.service.options import RedisOptions
+
+    return RedisOptions(url=section.url, prefix=section.prefix) if section.url else None
 
 
 def _machines(server: Server) -> MachineOptions | None:

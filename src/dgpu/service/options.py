@@ -48,6 +48,13 @@ class ProxyOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""  # for browsers, like https://*.apps.example.org; empty: names below localhost
 
 
+class RedisOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A Redis that gets a picture of the queue."""
+
+    url: str
+    prefix: str = ""
+
+
 class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of the service, with the ports that were chosen."""
 
@@ -88,6 +95,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     grpc: Address = Address(host="127.0.0.1", port=9090)
     http_tls: HttpTls | None = None
     proxy: ProxyOptions | None = None  # None: ports of tasks are reached by dgpu forward only
+    redis: RedisOptions | None = None  # None: no mirror
     machines: MachineOptions | None = None  # None: agents use plain text
     auth_mode: Literal["", "none"] = ""  # "none" must be written explicitly
     requests_per_second: float = 0  # of one principal; 0: no limit

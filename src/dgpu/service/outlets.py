@@ -104,6 +104,19 @@ async def sent_notices(options: ServiceOptions, parts: Parts) -> AsyncIterator[N
 
 
 @contextlib.asynccontextmanager
+async def mirrored(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[None]:
+    """A picture of the queue in Redis, while this scheduler leads."""
+    if options.redis is None:
+        yield
+        return
+    from dgpu.service.redis.mirror import mirrored_queue
+    from dgpu.service.redis.resp import parse_url
+
+    async with mirrored_queue(runtime, parse_url(options.redis.url), options.redis.prefix):
+        yield
+
+
+@contextlib.asynccontextmanager
 async def http_port(
     options: ServiceOptions,
     parts: Parts,

@@ -30,6 +30,7 @@ from dgpu.service.options import ServedAt, ServiceOptions, check_options
 from dgpu.service.outlets import (
     http_port,
     https_context,
+    mirrored,
     sent_notices,
     stored_content,
     stored_output,
@@ -107,6 +108,7 @@ async def _serve_alone(
         agent_port(options, parts.runtime, output, streams, connections, machines, trail) as grpc_port,
         watched_alerts(options, parts.runtime) as alerts,
         sent_notices(options, parts),
+        mirrored(options, parts.runtime),
         http_port(options, parts, output, streams, http_socket, connections, tls, trail) as (backend, access),
     ):
         if alerts is not None:

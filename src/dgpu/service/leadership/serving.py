@@ -47,6 +47,7 @@ from dgpu.service.options import OptionsRefused, ServedAt, ServiceOptions, Share
 from dgpu.service.outlets import (
     http_port,
     https_context,
+    mirrored,
     sent_notices,
     stored_content,
     stored_output,
@@ -293,8 +294,7 @@ class _Life:
     ) -> None:
         from dgpu.service.door import show_first_token
 
-        options, runtime = self._options, parts.runtime
-        before = (parts.state.epoch, parts.state.last_at)
+        options, runtime, before = self._options, parts.runtime, (parts.state.epoch, parts.state.last_at)
         beginning = asyncio.ensure_future(runtime.start(parts.start.begin(options.settings)))
         await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not beginning.done():
@@ -315,6 +315,7 @@ class _Life:
             ) as grpc_port,
             watched_alerts(options, runtime, self._standing) as alerts,
             sent_notices(options, parts),
+            mirrored(options, runtime),
         ):
             if alerts is not None:
                 backend.watch_alerts(alerts)
