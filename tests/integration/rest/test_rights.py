@@ -24,7 +24,7 @@ STREAMS = {"GET /api/v1/board/stream", "GET /api/v1/events"}
 ONLY_DESCRIBED_ELSEWHERE = {"GET /docs", "GET /openapi.json"}  # they describe the API and are not part of it
 # They hold the names that users of the own tenant asked for; test_audit.py looks for other names.
 OWN_ATTEMPTS = {"GET /api/v1/audit", "GET /api/v1/audit/export"}
-HIDDEN = {"unknown_task", "unknown_tenant", "unknown_token"}
+HIDDEN = {"unknown_task", "unknown_service", "unknown_tenant", "unknown_token"}
 
 
 class Seen(NamedTuple):
@@ -98,6 +98,15 @@ def of_secret(body: Any = None) -> Make:
     return make
 
 
+def of_service(suffix: str = "", body: Any = None) -> Make:
+    def make(site: Site, tenant: str) -> Request:
+        spec = {"task": {"command": "true", "tenant_id": tenant}, "port": 8000}
+        assert site.world.ask("PUT", "/api/v1/services/chat", spec).status == 200
+        return f"/api/v1/services/chat{suffix}?tenant_id={tenant}", body
+
+    return make
+
+
 def of_tenant(body: Any = None) -> Make:
     return lambda _, tenant: (f"/api/v1/tenants/{tenant}", body)
 
@@ -141,6 +150,14 @@ CASES: dict[str, Make] = {
     "GET /api/v1/tasks/{task_id}/files/{file_path}": of_task("/files/a"),
     "POST /api/v1/tasks/{task_id}/channels": of_task("/channels", {"command": "true"}),
     "GET /api/v1/channels/{channel_id}": fixed("/api/v1/channels/unknown"),
+    "POST /api/v1/tasks/{task_id}/links": of_task("/links", {"port": 8888}),
+    "GET /api/v1/services": fixed("/api/v1/services"),
+    "GET /api/v1/services/{name}": of_service(),
+    "PUT /api/v1/services/{name}": submit("/api/v1/services/chat", lambda task: {"task": task, "port": 8000}),
+    "POST /api/v1/services/{name}/scale": of_service("/scale", {"replicas": 2}),
+    "POST /api/v1/services/{name}/rollback": of_service("/rollback", {}),
+    "POST /api/v1/services/{name}/links": of_service("/links", {}),
+    "DELETE /api/v1/services/{name}": of_service(),
     "DELETE /api/v1/tasks/{task_id}": of_task(""),
     "POST /api/v1/tasks/cancel": lambda site, tenant: (
         "/api/v1/tasks/cancel",
@@ -215,6 +232,7 @@ NAMES_A_TENANT = {
     name
     for name, action in OPERATIONS.items()
     if "{task_id}" in name
+    or "/services/{name}" in name
     or name
     in {
         "GET /api/v1/tenants/{tenant_id}",
@@ -228,6 +246,7 @@ REFUSED_BY_NAME = {
     "POST /api/v1/tasks",
     "POST /api/v1/tasks/batch",
     "POST /api/tasks",
+    "PUT /api/v1/services/{name}",
     "POST /api/v1/tokens",
     "POST /api/v1/whatif",
     "GET /api/v1/uploads",
