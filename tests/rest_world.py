@@ -98,52 +98,17 @@ class InProcessFollower:
         self._waiting = []
 
 
-class _Deaf:
+class Deaf:
     """The scheduler's end of a stream to an agent that obeys nothing."""
 
-    unsent = 0
+    unsent = connection_id = 0
 
     def send(self, message: pb.FromScheduler) -> None: ...
 
     def hang_up(self, reason: str, *, fault: bool) -> None: ...
 
 
-class FunctionAgent(_Deaf):
-    """A node whose workers are ready at once, and whose calls return their arguments. `held`: calls that do not."""
-
-    def __init__(self, world: RestWorld) -> None:
-        self._world = world
-        self._seq = 0
-        self.connection_id = 0
-        self.calls: list[pb.Call] = []
-        self.starts: list[pb.Start] = []
-        self.answers: Callable[[pb.Call], pb.Returned | None] = lambda call: pb.Returned(
-            lease_id=call.lease_id, outcome="returned", result=call.args or b"\xc0", encoding="msgpack"
-        )
-
-    def send(self, message: pb.FromScheduler) -> None:
-        for start in message.orders.starts:
-            self.starts.append(start)
-            self.report(started=[pb.Started(lease_id=start.lease_id)])
-            ready = pb.WorkerState(lease_id=start.lease_id, ready=True)
-            self.say(pb.FromAgent(workers=pb.Workers(states=[ready])))
-        self.calls += message.orders.calls
-        returned = [told for call in message.orders.calls if (told := self.answers(call)) is not None]
-        if returned:
-            self.report(returned=returned)
-
-    def report(self, **reports: Any) -> None:
-        self._seq += 1
-        self.say(pb.FromAgent(reports=pb.Reports(seq=self._seq, **reports)))
-
-    def say(self, message: pb.FromAgent) -> None:
-        loop = self._world.loop
-        loop.call_soon_threadsafe(self._world.runtime.agent_said, self.connection_id, message)
-
-
-class Listening(_Deaf):
-    """It keeps the start orders."""
-
+class Listening(Deaf):
     def __init__(self) -> None:
         self.starts: list[pb.Start] = []
 
@@ -223,8 +188,7 @@ class RestWorld:
         clock = Clock()
         self.vault = Vault.load(self.folder)
         scheduler = self._scheduler(recovery.index, clock)
-        self.runtime = Runtime(scheduler, self.journal, clock)
-        self.views = Views(self.state, recovery.index)
+        self.runtime, self.views = Runtime(scheduler, self.journal, clock), Views(self.state, recovery.index)
         self.views.progress_of = scheduler.progress.of
         self.runtime.subscribe(self.views.on_group)
         if self.with_follower:
@@ -348,7 +312,7 @@ class RestWorld:
             )
         )
 
-    def connect_agent(self, name: str = "n1", stream: _Deaf | None = None, *, holds: bool = True) -> str:
+    def connect_agent(self, name: str = "n1", stream: Deaf | None = None, *, holds: bool = True) -> str:
         """A session of a node that was added before, as an agent opens it. `holds`: it runs all its leases. Returns its
         id.
         """
@@ -377,9 +341,8 @@ class RestWorld:
 
         async def connect() -> str:
             message = await self.runtime.read(register)
-            connection_id = self.runtime.connect_agent(stream or _Deaf())
-            if isinstance(stream, FunctionAgent):
-                stream.connection_id = connection_id
+            ear = stream or Deaf()
+            connection_id = ear.connection_id = self.runtime.connect_agent(ear)
             self.runtime.agent_said(connection_id, message)
             while not self.runtime.session_of(NodeId(name)):  # noqa: ASYNC110 - there is no event to wait on
                 await asyncio.sleep(0.001)

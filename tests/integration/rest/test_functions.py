@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from dgpu.wire.proto import agent_pb2 as pb
-from rest_world import FunctionAgent, RestWorld
+from function_agent import FunctionAgent
+from rest_world import RestWorld
 
 
 @pytest.fixture(scope="module")

@@ -217,3 +217,12 @@ def test_a_call_waits_for_a_warm_worker_if_a_load_takes_longer() -> None:
     late = max(again_at, state.leases[5].granted_at + 120_001)
     assert run_pass(state, at=late) == [6], "the first call takes much longer than usual"
     assert state.leases[6].worker == 2
+
+
+def test_the_estimate_of_a_model_learns_from_a_call_that_ran_out_of_memory() -> None:
+    state = with_workers(cluster(node("n1"), call(model="m1", max_retries=2)))
+    run_pass(state)
+    events = do(state, returned(2, Outcome.OUT_OF_MEMORY))
+    assert [type(event).__name__ for event in events] == ["EstimateLearned", "CallReturned", "TaskFinished"]
+    assert (state.tasks[1].status, state.tasks[1].reason) == (TaskStatus.FAILED, "out_of_memory")
+    check_invariants(state)

@@ -23,7 +23,10 @@ def apply_resealed(state: ClusterState, event: Resealed) -> None:
         state.secrets[each.secret_id] = replace(state.secrets[each.secret_id], sealed=each.sealed)
     for resealed in event.details:
         for task_id in resealed.task_ids:
-            state.tasks[task_id] = replace(state.tasks[task_id], detail=resealed.detail)
+            task = state.tasks[task_id] = replace(state.tasks[task_id], detail=resealed.detail)
+            app = state.apps.get(task.worker_of)
+            if app is not None:  # its next workers get the same detail
+                state.apps[app.id] = replace(app, spec=replace(app.spec, detail=resealed.detail))
 
 
 def forget_secrets(state: ClusterState, tenant_id: TenantId) -> None:

@@ -61,7 +61,11 @@ def decide_end(state: ClusterState, command: ReportFinished) -> Decision:
     lease = state.leases[command.lease_id]
     task = state.tasks[lease.task_id]
     if _ran_out(state, task, command):
-        return _after_oom(state, task, lease, decision)
+        return (
+            _after_oom_of_call(state, task, lease, decision)
+            if lease.worker
+            else _after_oom(state, task, lease, decision)
+        )
     if not command.peak_memory_mb:
         return decision
     ending = decision[-1]
@@ -96,6 +100,17 @@ def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
             gpus_of[kind] = gpus_of.get(kind, 0) + 1
     table = typical_of(uses.items(), gpus_of, state.next_task_id)
     return (TypicalChanged(at=at, typical=table),)
+
+
+def _after_oom_of_call(
+    state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]
+) -> Decision:
+    """The estimate of its model learns. Another attempt would have the same worker: the call itself gets no more."""
+    if not state.shapes[task.shape_id].model:
+        return decision
+    at = decision[-1].at
+    key, learned, _ = after_oom(state, task, state.leases[lease.worker], at)
+    return (EstimateLearned(at=at, key=key, estimate=learned), *decision)
 
 
 def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]) -> Decision:
