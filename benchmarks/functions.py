@@ -110,41 +110,13 @@ def dgpu() -> Iterator[tuple[Many, One]]:
 @contextlib.contextmanager
 def celery() -> Iterator[tuple[Many, One]]:
     port = free_port()
-    redis = [
-        "redis-server",
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--loglevel",
-        "warning",
-    ]
-    env = {
-        **ENVIRONMENT,
-        "BENCH_REDIS": f"redis://127.0.0.1:{port}/0",
-        "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
-    }
-    worker = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "_functions",
-        "worker",
-        "-c",
-        str(PROCESSES),
-        "-l",
-        "ERROR",
-    ]
-    os.environ["BENCH_REDIS"] = env["BENCH_REDIS"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
-    started = [subprocess.Popen(redis, **quiet)]
+    os.environ["BENCH_REDIS"] = f"redis://127.0.0.1:{port}/0"
+    started = [_quiet("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "")]
     try:
         from _functions import celery_app
 
-        started.append(subprocess.Popen(worker, **quiet))
+        module = ("-m", "celery", "-A", "_functions", "worker", "-c", str(PROCESSES), "-l", "ERROR")
+        started.append(_quiet(sys.executable, *module))
         task = celery_app().tasks["plain"]
         task.delay(1).get(timeout=WAIT_SECONDS)
 
@@ -160,6 +132,11 @@ def celery() -> Iterator[tuple[Many, One]]:
         for process in reversed(started):
             process.terminate()
             process.wait(60)
+
+
+def _quiet(*command: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
