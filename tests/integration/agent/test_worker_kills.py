@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from dgpu.wire.proto import agent_pb2 as pb
 from integration.agent.keeping import is_alive
 from integration.agent.scheduling import ScriptedScheduler, until
-from integration.agent.test_agent_workers import call, started_child, worker, worker_pids
+from integration.agent.test_agent_workers import call, directory_of_socket, started_child, worker, worker_pids
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +81,11 @@ class Placing:
         self.leases = {lease: of for lease, of in self.leases.items() if stands(lease) or reported.get(lease)}
 
 
+def remove_sockets(directory: Path) -> None:
+    """The next keeper would do it, but there is none."""
+    shutil.rmtree(directory_of_socket(directory).parent, ignore_errors=True)
+
+
 def twice(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.twice")]
 
@@ -125,6 +131,7 @@ async def test_kills_never_make_a_call_run_twice_at_the_same_time(tmp_path: Path
             agent.wait()
             os.kill(keeper_pid(directory), signal.SIGKILL)
     await until(lambda: not worker_pids(directory))
+    remove_sockets(directory)
 
 
 async def test_with_its_keeper_a_worker_and_its_calls_end(tmp_path: Path) -> None:
@@ -143,3 +150,5 @@ async def test_with_its_keeper_a_worker_and_its_calls_end(tmp_path: Path) -> Non
         assert not is_alive(pid)
         agent.kill()
         agent.wait()
+        os.kill(keeper_pid(tmp_path), signal.SIGKILL)
+        remove_sockets(tmp_path)
