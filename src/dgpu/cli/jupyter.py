@@ -24,7 +24,8 @@ _START = (
     "python -c 'import jupyterlab' || {{ echo 'JupyterLab is not installed for this python. Install it there: "
     "python -m pip install jupyterlab' >&2; exit 1; }}; "
     "exec python -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port=$DGPU_PORT --port-retries=0 "
-    "--ServerApp.local_hostnames=localhost --ServerApp.local_hostnames=$DGPU_TASK_ID.localhost {more}"
+    "--ServerApp.local_hostnames=localhost --ServerApp.local_hostnames=$DGPU_TASK_ID.localhost "
+    f"--ServerApp.local_hostnames=$DGPU_TASK_ID-{PORT}.localhost {{more}}"
 )
 
 
