@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, run_pass, task
 from building.calls import app, call, ready, returned, with_workers
-from dgpu.core.commands import CancelTasks, HeldLease, ReportStarted, RunPass, Tick
+from dgpu.core.commands import CancelTasks, HeldLease, ReportStarted, RunPass, SetTenant, Tick
 from dgpu.core.events import CallReturned, TaskFinished, TaskStopRequested
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.state import next_tick_at
 
 
@@ -226,3 +227,24 @@ def test_the_estimate_of_a_model_learns_from_a_call_that_ran_out_of_memory() -> 
     assert [type(event).__name__ for event in events] == ["EstimateLearned", "CallReturned", "TaskFinished"]
     assert (state.tasks[1].status, state.tasks[1].reason) == (TaskStatus.FAILED, "out_of_memory")
     check_invariants(state)
+
+
+def test_an_idle_worker_gives_way_if_its_tenant_is_at_its_limit() -> None:
+    state = with_workers(cluster(node("n1", gpus=2), call(app(tenant="lab"))))
+    do(state, SetTenant(tenant=Tenant(id="lab", max_gpus=1)))
+    run_pass(state)
+    do(state, returned(2))
+    do(state, task(tenant="lab"))
+    (stop,) = do(state, RunPass())
+    assert (stop.task_id, stop.reason, stop.for_task) == (2, "gave_way", 3)
+
+
+def test_an_idle_worker_stays_if_its_gpu_would_not_help() -> None:
+    state = with_workers(cluster(node("n1", gpus=2), call()))
+    run_pass(state)
+    do(state, returned(2))
+    do(state, task())
+    run_pass(state)
+    do(state, SetTenant(tenant=Tenant(id="default", max_gpus=2)))
+    do(state, task(2))
+    assert do(state, RunPass()) == (), "the other GPU is busy"

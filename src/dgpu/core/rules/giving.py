@@ -17,14 +17,15 @@ from dgpu.core.model.ids import LeaseId, TaskId, task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.refusals import Scope
-from dgpu.core.rules.admission import free_milli, tenant_running
+from dgpu.core.rules.access import access_of
+from dgpu.core.rules.admission import admit, free_milli, tenant_running
 from dgpu.core.rules.durations import NEVER
 from dgpu.core.rules.openings import Cluster, opening
 from dgpu.core.state import ClusterState
 
 GAVE_WAY: Final = "gave_way"
 MAX_HELPED: Final = 64  # waiting lines in one pass
-_SCOPES: Final = (Scope.ROOM, Scope.POOL, Scope.TENANT)
+_SCOPES: Final = (Scope.POOL, Scope.TENANT)
 
 
 class _WithoutIdle(Cluster):
@@ -43,9 +44,11 @@ def gives_way(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
     idle, leaving = _idle(state), _leaving(state)
     if not idle:
         return
-    for line, scope in _waiting(state):
+    for line in _waiting(state):
         if not idle:
             return
+        refusal = admit(state, line, line.claim, access_of(state, line, line.head, at))
+        scope = Scope.ROOM if refusal is None else refusal.scope
         own = state.tasks[line.head].worker_of
         usable = {
             lease_id: lease
@@ -54,8 +57,10 @@ def gives_way(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
         }
         if scope is Scope.ROOM:
             victims = _for_room(state, line, usable, leaving, at)
-        else:
+        elif scope in _SCOPES:
             victims = _for_quota(state, line, scope, usable, leaving)
+        else:
+            continue
         for lease in victims:
             del idle[lease.id]
             yield TaskStopRequested(
@@ -86,19 +91,18 @@ def _leaving(state: ClusterState) -> dict[LeaseId, Lease]:
     return found
 
 
-def _waiting(state: ClusterState) -> list[tuple[Line, Scope]]:
-    """The first line of each bed that waits for something that a worker may hold, in order."""
-    found: list[tuple[tuple[int, ...], Line, Scope]] = []
-    for bed in state.queue.beds.all():
-        scope = bed.key[0]
-        if scope not in _SCOPES:
-            continue
-        for line in bed.lines:
-            turn = line.turn()
-            if turn is not None:
-                found.append((turn, line, scope))
+def _waiting(state: ClusterState) -> list[Line]:
+    """Lines with a task that may be placed, in order. The bed of a line shows an earlier refusal: another rule may
+    refuse it by now.
+    """
+    found = [
+        (line.turn_of(line.head), line)
+        for pool in state.queue.pools.values()
+        for line in pool.ready
+        if not line.shape.app
+    ]
     found.sort(key=lambda each: each[0])
-    return [(line, scope) for _, line, scope in found[:MAX_HELPED]]
+    return [line for _, line in found[:MAX_HELPED]]
 
 
 # GPUs

@@ -85,6 +85,12 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
                 "required": ["task", "count"],
                 "properties": {"task": task, "count": {"type": "integer", "minimum": 1, "maximum": 10_000}},
             },
+            {
+                "type": "object",
+                "description": "Many calls of one function: the args_msgpack of each.",
+                "required": ["task", "calls"],
+                "properties": {"task": task, "calls": {"type": "array", "items": {"type": "string"}}},
+            },
         ]
     }
     one = {"task_id": {"type": "string"}, "status": {"type": "string"}, "created_at": {"type": "string"}}
