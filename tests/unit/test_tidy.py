@@ -19,7 +19,7 @@ LONG_MODULES = {
     "src/dgpu/service/loop/runtime.py": 464,
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,
-    "tests/unit/config/test_config.py": 430,
+    "tests/unit/config/test_config.py": 428,
     "tests/unit/core/test_health.py": 439,
     "tests/unit/journal/test_file_journal.py": 423,
     "tests/unit/rest/test_requests.py": 471,

@@ -73,26 +73,6 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     schemas["Task"] = task_schema()
     schemas["Problem"] = _PROBLEM
     task = {"$ref": "#/components/schemas/Task"}
-    batch = {
-        "oneOf": [
-            {
-                "type": "object",
-                "required": ["tasks"],
-                "properties": {"tasks": {"type": "array", "items": task, "minItems": 1, "maxItems": 10_000}},
-            },
-            {
-                "type": "object",
-                "required": ["task", "count"],
-                "properties": {"task": task, "count": {"type": "integer", "minimum": 1, "maximum": 10_000}},
-            },
-            {
-                "type": "object",
-                "description": "Many calls of one function: the args_msgpack of each.",
-                "required": ["task", "calls"],
-                "properties": {"task": task, "calls": {"type": "array", "items": {"type": "string"}}},
-            },
-        ]
-    }
     one = {"task_id": {"type": "string"}, "status": {"type": "string"}, "created_at": {"type": "string"}}
     many = {"task_ids": {"type": "array", "items": {"type": "string"}}}
     paths = schema["paths"]
@@ -100,7 +80,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
         "Submit a task", "201 means that the task is on disk.", task, one, key=True
     )
     paths["/api/v1/tasks/batch"] = {
-        "post": _call("Submit many tasks", "All or nothing; at most 8 MiB.", batch, many, key=True)
+        "post": _call("Submit many tasks", "All or nothing; at most 8 MiB.", _batch(task), many, key=True)
     }
     paths.setdefault("/api/tasks", {})["post"] = _call(
         "Submit a task (workstation form)",
@@ -122,6 +102,29 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
                 _describe_problems(operation["responses"])
                 _describe_rights(operation, f"{method.upper()} {path}")
     return schema
+
+
+def _batch(task: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "oneOf": [
+            {
+                "type": "object",
+                "required": ["tasks"],
+                "properties": {"tasks": {"type": "array", "items": task, "minItems": 1, "maxItems": 10_000}},
+            },
+            {
+                "type": "object",
+                "required": ["task", "count"],
+                "properties": {"task": task, "count": {"type": "integer", "minimum": 1, "maximum": 10_000}},
+            },
+            {
+                "type": "object",
+                "description": "Many calls of one function: the args_msgpack of each.",
+                "required": ["task", "calls"],
+                "properties": {"task": task, "calls": {"type": "array", "items": {"type": "string"}}},
+            },
+        ]
+    }
 
 
 def _describe_problems(responses: dict[str, Any]) -> None:
