@@ -55,6 +55,8 @@ TELLING = {
     "GET /api/v1/board",
     "GET /api/v1/board/stream",
     "GET /api/v1/events",
+    "GET /api/v1/services",
+    "GET /api/v1/workers",
     "GET /metrics",
 }
 
@@ -75,6 +77,7 @@ class Site:
         self._learn()
         self._fail_beside_each_other()
         self._fill()
+        self._serve()
         self._alert()
 
     def _token(self, tenant: str, user: str) -> str:
@@ -130,6 +133,14 @@ class Site:
         self.waiting = [self.own(gpu_model="V100", priority=60), self.own(gpu_count=3, gpu_model="V100")]
         self.world.execute(ObserveCondition(gpu_id=GpuId("GPU-n1-0"), warm=(f"{SECRET}-model",)))
 
+    def _serve(self) -> None:
+        """A service of the other tenant, and a function call with the worker that waits for it."""
+        task = {"command": f"{SECRET}-server", "gpu_count": 0}
+        asked = {"task": task, "port": 8_000}
+        sent = {"Authorization": f"Bearer {self.rival_token}"}
+        assert self.world.ask("PUT", "/api/v1/services/web", asked, sent).status == 200
+        self._submit(self.rival_token, self.rival_ids, {"entrypoint": f"{SECRET}:call", "gpu_model": "V100"})
+
     def _alert(self) -> None:
         watch = self.world.alerts
         assert watch is not None
@@ -184,6 +195,7 @@ def paths_of(site: Site, path: str) -> Iterator[str]:
         "sha256": ["0" * 64],
         "channel_id": ["unknown"],
         "tenant_id": [OWN],
+        "name": ["web"],
         "node_id": ["n1", "n2"],
         "gpu_id": ["GPU-n1-0", "GPU-n2-0"],
         "alert_id": [alert["id"] for alert in alerts],
