@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dgpu.client.errors import DgpuError
+from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.functions import values
 from dgpu.functions.code import described
 from dgpu.functions.errors import RemoteError, ResultExpired, error_of
+from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
 if TYPE_CHECKING:
@@ -72,11 +74,16 @@ class Future(Generic[R]):
             if left is not None and left < 0:
                 raise TimeoutError(f"{self.task_id} has not ended after {timeout:g} s; it continues")
             wait = self._session.wait_seconds
-            self._take(self._ask(wait if left is None else min(wait, left)))
+            self._take(self._ask(wait if left is None else min(wait, left), deadline))
 
-    def _ask(self, wait: float) -> CallResult:
+    def _ask(self, wait: float, deadline: float | None = None) -> CallResult:
+        client = self._session.client
         try:
-            return self._session.client.result(self.task_id, wait=round(wait, 3))
+            return patiently(client, lambda: client.result(self.task_id, wait=round(wait, 3)), deadline)
+        except Unreachable as error:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.task_id} is not known to have ended: {error}") from error
+            raise
         except DgpuError as error:
             raise _expired(self.task_id, error) from error
 
@@ -86,7 +93,9 @@ class Future(Generic[R]):
         if answer.status != "success":
             self._error = error_of(answer)
         elif answer.ref:
-            self._value = values.unpacked(self._session.client.result_content(self.task_id))
+            client = self._session.client
+            content = patiently(client, lambda: client.result_content(self.task_id))
+            self._value = values.unpacked(content)
         else:
             self._value = values.value_of(answer)
         self._ended = answer
@@ -95,11 +104,16 @@ class Future(Generic[R]):
         client = self._session.async_client
         while self._ended is None:
             try:
-                answer = await client.result(self.task_id, wait=self._session.wait_seconds)
+                wait = self._session.wait_seconds
+                answer = await patiently_async(
+                    client,
+                    lambda wait=wait: client.result(self.task_id, wait=wait),  # type: ignore[misc]
+                )
             except DgpuError as error:
                 raise _expired(self.task_id, error) from error
             if answer.status == "success" and answer.ref:
-                self._value = values.unpacked(await client.result_content(self.task_id))
+                content = await patiently_async(client, lambda: client.result_content(self.task_id))
+                self._value = values.unpacked(content)
                 self._ended = answer
             else:
                 self._take(answer)
@@ -110,12 +124,13 @@ def submit(
     session: Session, function: Function[R], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Future[R]:
     task = dict(described(session, function))
-    body = values.packed_arguments(args, kwargs)
+    body, client = values.packed_arguments(args, kwargs), session.client
     if values.is_large(body):
-        task["args_ref"] = session.client.put_content(body, tenant=task.get("tenant_id"))
+        task["args_ref"] = patiently(client, lambda: client.put_content(body, tenant=task.get("tenant_id")))
     else:
         task["args_msgpack"] = values.inline(body)
-    return Future(session.client.submit(**task).task_id, session)
+    key = secrets.token_hex(16)  # a repeated submit finds the first one
+    return Future(patiently(client, lambda: client.submit(idempotency_key=key, **task)).task_id, session)
 
 
 async def submit_async(
@@ -126,10 +141,13 @@ async def submit_async(
     body = values.packed_arguments(args, kwargs)
     client = session.async_client
     if values.is_large(body):
-        task["args_ref"] = await client.put_content(body, tenant=task.get("tenant_id"))
+        tenant = task.get("tenant_id")
+        task["args_ref"] = await patiently_async(client, lambda: client.put_content(body, tenant=tenant))
     else:
         task["args_msgpack"] = values.inline(body)
-    return Future((await client.submit(**task)).task_id, session)
+    key = secrets.token_hex(16)
+    submitted = await patiently_async(client, lambda: client.submit(idempotency_key=key, **task))
+    return Future(submitted.task_id, session)
 
 
 def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> Iterator[Future[R]]:
@@ -143,11 +161,23 @@ def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> 
         asked = list(waiting)[:_MAX_ASKED]
         session = waiting[asked[0]]._session  # noqa: SLF001 - of this module
         wait = session.wait_seconds if left is None else min(session.wait_seconds, left)
-        for answer in session.client.results(asked, wait=round(wait, 3)).results:
+        for answer in _results(session, asked, wait, deadline):
             future = waiting.pop(answer.task_id, None)
             if future is not None:
                 future._take(answer)  # noqa: SLF001 - of this module
                 yield future
+
+
+def _results(
+    session: Session, asked: Sequence[str], wait: float, deadline: float | None
+) -> Sequence[CallResult]:
+    client = session.client
+    try:
+        return patiently(client, lambda: client.results(asked, wait=round(wait, 3)), deadline).results
+    except Unreachable as error:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"{len(asked)} calls are not known to have ended: {error}") from error
+        raise
 
 
 def _expired(task_id: str, error: DgpuError) -> Exception:

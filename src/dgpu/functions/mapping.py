@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dgpu.client.errors import DgpuError
 from dgpu.functions import values
 from dgpu.functions.code import described
 from dgpu.functions.errors import RemoteError, error_of
+from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
 if TYPE_CHECKING:
+    from dgpu.client.asynchronous import AsyncClient
+    from dgpu.client.sync import Client
     from dgpu.functions.declare import Function
     from dgpu.functions.session import Session
 
@@ -173,8 +178,8 @@ def mapped(
                 time.sleep(_PAUSE_SECONDS)
             if asked := machine.asked:
                 wait = 0.0 if batch is not None else session.wait_seconds
-                for ended in client.results(asked, wait=wait).results:
-                    machine.on_ended(ended.task_id, _outcome(ended, client.result_content))
+                for ended in _results(client, asked, wait):
+                    machine.on_ended(ended.task_id, _outcome(ended, partial(_content, client)))
             shown.show(machine.done, machine.total)
             yield from machine.ready()
     finally:
@@ -203,8 +208,10 @@ async def mapped_async(
                 await asyncio.sleep(_PAUSE_SECONDS)
             if asked := machine.asked:
                 wait = 0.0 if batch is not None else session.wait_seconds
-                for ended in (await client.results(asked, wait=wait)).results:
-                    content = {ended.task_id: await client.result_content(ended.task_id)} if ended.ref else {}
+                for ended in await _results_async(client, asked, wait):
+                    content = (
+                        {ended.task_id: await _content_async(client, ended.task_id)} if ended.ref else {}
+                    )
                     machine.on_ended(ended.task_id, _outcome(ended, content.__getitem__))
             for value in machine.ready():
                 yield value
@@ -215,11 +222,28 @@ async def mapped_async(
 
 
 def _submit(session: Session, task: Mapping[str, Any], batch: Batch) -> list[str]:
-    client = session.client
-    if batch.large is not None:
-        ref = client.put_content(batch.large, tenant=task.get("tenant_id"))
-        return [client.submit(**task, args_ref=ref).task_id]
-    return list(client.submit_calls(task, batch.small))
+    client, large = session.client, batch.large
+    key = secrets.token_hex(16)  # a repeated submit finds the first one
+    if large is None:
+        return list(patiently(client, lambda: client.submit_calls(task, batch.small, idempotency_key=key)))
+    ref = patiently(client, lambda: client.put_content(large, tenant=task.get("tenant_id")))
+    return [patiently(client, lambda: client.submit(idempotency_key=key, **task, args_ref=ref)).task_id]
+
+
+def _results(client: Client, asked: Sequence[str], wait: float) -> Sequence[CallResult]:
+    return patiently(client, lambda: client.results(asked, wait=wait)).results
+
+
+async def _results_async(client: AsyncClient, asked: Sequence[str], wait: float) -> Sequence[CallResult]:
+    return (await patiently_async(client, lambda: client.results(asked, wait=wait))).results
+
+
+def _content(client: Client, task_id: str) -> bytes:
+    return patiently(client, lambda: client.result_content(task_id))
+
+
+async def _content_async(client: AsyncClient, task_id: str) -> bytes:
+    return await patiently_async(client, lambda: client.result_content(task_id))
 
 
 def _outcome(ended: CallResult, content: Any) -> Any:

@@ -164,9 +164,14 @@ async def http_port(
             async with proxy_port(options.proxy, backend, access, tls):
                 yield backend, access
         finally:
-            await server.stop()
-            backend.stop()
+            await _stop(server, backend)
             history.close()
+
+
+async def _stop(server: HttpServer, backend: Backend) -> None:
+    backend.results.recent.close()
+    await server.stop()
+    backend.stop()
 
 
 def _history(options: ServiceOptions, follower: FollowerLink) -> History:

@@ -91,6 +91,10 @@ class HttpServer:
             connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(tuple(self._state.tasks), timeout=grace_seconds)
+        for connection in tuple(self._state.connections):
+            # A cancelled request would be answered with 500. A closed connection lets the client ask again.
+            if isinstance(connection, HttpProtocol) and connection.is_unanswered:
+                connection.transport.abort()
         for task in tuple(self._state.tasks):
             task.cancel()
         if self._state.tasks:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from dgpu.service.rest.doors import Doors, Guest
@@ -107,6 +107,12 @@ class HttpProtocol(HttpToolsProtocol):
         self.app_state = {}
         self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether a request is in progress, and nothing of its answer was sent."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_started
 
     def eof_received(self) -> None:
         if self._lingering:

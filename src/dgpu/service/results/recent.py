@@ -21,6 +21,7 @@ class RecentResults:
         self._bytes = 0
         self._known: dict[TaskId, StoredResult] = {}
         self._waits: dict[TaskId, list[asyncio.Future[None]]] = {}
+        self._is_closed = False
 
     def on_group(self, group: CommittedGroup) -> None:
         for event in group.events:
@@ -37,7 +38,9 @@ class RecentResults:
         return self._known.get(task_id)
 
     async def wait(self, task_ids: Iterable[TaskId], seconds: float) -> None:
-        """Returns when one of the tasks has ended since the call, or the time is over."""
+        """Returns when one of the tasks has ended since the call, the time is over, or the service stops."""
+        if self._is_closed:
+            return
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ids = list(task_ids)
         for task_id in ids:
@@ -51,6 +54,12 @@ class RecentResults:
                     waits.remove(ended)
                 if not waits:
                     self._waits.pop(task_id, None)
+
+    def close(self) -> None:
+        """Ends all waits, so that a stop of the service need not cut them."""
+        self._is_closed = True
+        for task_id in list(self._waits):
+            self._wake(task_id)
 
     def _wake(self, task_id: TaskId) -> None:
         for ended in self._waits.pop(task_id, ()):
