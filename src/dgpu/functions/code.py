@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 import types
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Workers of an older version of the code have another app, because their environment differs here.
 VERSION_VARIABLE = "DGPU_CODE_VERSION"
+_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")  # as the API takes it; a dot would mean a package
 
 
 class CodeNotFoundError(RuntimeError):
@@ -61,7 +63,20 @@ def source_of(function: Any) -> Source | None:
     if spec is not None:  # python -m package.module
         return _at(spec.name, Path(str(module.__file__)))
     file = getattr(module, "__file__", None)
-    return None if file is None else Source(Path(file).stem, Path(file).resolve().parent)
+    return None if file is None else _script(Path(file))
+
+
+def _script(file: Path) -> Source:
+    if not file.is_file():
+        raise CodeNotFoundError(
+            f"the program came from {file.name}, and a worker needs its text; put it into a file, for example job.py"
+        )
+    if not _MODULE.fullmatch(file.stem):
+        raise CodeNotFoundError(
+            f"a worker cannot import {file.name!r}: use only letters from A to Z, digits, underscores and dashes "
+            "before .py. Rename the file"
+        )
+    return Source(file.stem, file.resolve().parent)
 
 
 def _describe(session: Session, options: Mapping[str, Any], function: Function[Any]) -> dict[str, Any]:
