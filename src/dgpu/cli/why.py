@@ -81,8 +81,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         english = f"{head} has ended: {answer['status']}{', ' + how if how else ''}."
         return [_text("ended", english, head=head, status=answer["status"], how=how)]
     waited = since(task["created_at"])
-    english = f"{head} has waited for {duration(waited)}; it needs {_asks(task)}."
-    lines = [_text("waited", english, head=head, waited=waited, gpus=task["gpu_count"], cpus=task["cpus"])]
+    lines = [_waited(head, waited, task)]
     if answer["position"] is not None:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
         english = f"Position in the queue: {answer['position']}{ahead}."
@@ -122,6 +121,14 @@ def _sooner(answer: dict[str, Any]) -> list[str]:
 
 def _text(code: str, english: str, **facts: Any) -> str:
     return told("text", code, facts, english)
+
+
+def _waited(head: str, waited: float | None, task: dict[str, Any]) -> str:
+    english = f"{head} has waited for {duration(waited)}; it needs "
+    if task.get("entrypoint"):
+        return _text("waited_for_worker", f"{english}a worker.", head=head, waited=waited)
+    english += f"{_asks(task)}."
+    return _text("waited", english, head=head, waited=waited, gpus=task["gpu_count"], cpus=task["cpus"])
 
 
 def _asks(task: dict[str, Any]) -> str:

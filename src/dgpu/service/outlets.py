@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dgpu.service.history.reader import History
     from dgpu.service.rest.access import Access
     from dgpu.service.rest.backend import Backend, RestOptions
+    from dgpu.service.rest.http_server import HttpServer
 
 
 @contextlib.asynccontextmanager

@@ -48,6 +48,7 @@ def test_a_call_gets_a_worker_and_returns_its_result(world, agent) -> None:
     )
     shown = world.ask("GET", f"/api/v1/tasks/{task_id}").body
     assert (shown["entrypoint"], shown["gpu_count"]) == ("job:run", 0)
+    assert shown["workdir"] == "", "it runs in that of its worker"
     (worker,) = world.ask("GET", "/api/v1/workers").body["workers"]
     assert (worker["node"], worker["status"], worker["queued"]) == ("n1", "warm", 0)
     as_task = world.ask("GET", f"/api/v1/tasks/{worker['task_id']}").body

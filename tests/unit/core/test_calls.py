@@ -73,6 +73,13 @@ def test_calls_of_a_worker_that_ended_wait_again() -> None:
     check_invariants(state)
 
 
+def test_a_call_that_was_lost_names_its_worker_and_no_failed_node() -> None:
+    state = with_workers(cluster(node("n1"), call(max_retries=0)))
+    run_pass(state)
+    do(state, returned(2, outcome=Outcome.NODE_FAULT, error="its worker exited with code 4"))
+    assert state.tasks[1].error == "lost: its worker exited with code 4"
+
+
 def test_calls_fail_with_the_error_of_their_workers_after_three_of_them() -> None:
     state = cluster(node("n1"), call(count=2))
     at = state.last_at

@@ -188,7 +188,7 @@ def in_words(task: Task, report: ReportFinished) -> str:
         case Outcome.CANNOT_START:
             words = "could not be started"
         case Outcome.NODE_FAULT:
-            words = "the node failed"
+            words = "the node failed" if report.returned is None else "lost"
         case Outcome.OUT_OF_MEMORY:
             words = "ran out of GPU memory"
         case Outcome.RAISED:

@@ -22,7 +22,7 @@ def blocker_of_call(refusal: Refusal, at: int) -> Blocker:
         case WorkersBusy(workers=workers, limit=limit, starting=starting, run_ms=run_ms):
             detail = f"{plural(workers, 'worker')} of at most {limit} {'is' if workers == 1 else 'are'} busy"
             if starting:
-                detail += f", {starting} more {'starts' if starting == 1 else 'start'}"
+                detail += f", {starting} more {'was' if starting == 1 else 'were'} requested"
             detail += f"; a call takes about {_seconds(run_ms)} s"
             return blocker(
                 "workers_busy", detail, workers=workers, limit=limit, starting=starting, run_ms=run_ms

@@ -232,6 +232,8 @@ def _with_workdir(state: ClusterState, answer: TaskAnswer) -> TaskAnswer:
     task_id = parse_task_id(answer.task_id)
     if answer.workdir or answer.allocation or not answer.attempt or task_id is None:
         return answer
+    if answer.entrypoint:  # it runs in the directory of its worker
+        return answer
     if node is None or not node.work_dir:
         return answer
     return replace(
