@@ -24,6 +24,7 @@ RULES = (
     "quota_usage",
     "failure_rate",
     "queue_wait",
+    "worker_down",
     "disk_full",
     "epoch_unknown",
     "journal_unavailable",

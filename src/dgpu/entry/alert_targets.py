@@ -178,6 +178,7 @@ def _rules(alerts: Alerts) -> RuleSet:
     hot, quota, failures = written.gpu_temperature, written.quota_usage, written.failure_rate
     waiting, disk, clock = written.queue_wait, written.disk_full, written.clock_skew
     lagging, changed, engine = written.standby_lagging, written.master_changed, written.engine_quota
+    workers = written.worker_down
     return r.RuleSet(
         agent_offline=r.Rule(**plain(written.agent_offline)),  # type: ignore[arg-type]
         node_unfit=r.Rule(**plain(written.node_unfit)),  # type: ignore[arg-type]
@@ -193,6 +194,7 @@ def _rules(alerts: Alerts) -> RuleSet:
             window_ms=_ms(failures.window_seconds),
         ),
         queue_wait=r.WaitRule(**plain(waiting), limit_ms=_ms(waiting.limit_seconds)),  # type: ignore[arg-type]
+        worker_down=r.ChangeRule(**plain(workers), window_ms=_ms(workers.window_seconds)),  # type: ignore[arg-type]
         disk_full=r.DiskRule(
             **plain(disk),  # type: ignore[arg-type]
             free_percent=disk.free_percent,

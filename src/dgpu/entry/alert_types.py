@@ -91,6 +91,7 @@ class AlertRules(Section, frozen=True, kw_only=True):
     quota_usage: QuotaRule = QuotaRule()
     failure_rate: FailureRule = FailureRule()
     queue_wait: WaitRule = WaitRule()
+    worker_down: ChangeRule = ChangeRule()
     disk_full: DiskRule = DiskRule()
     epoch_unknown: AlertRule = AlertRule()
     journal_unavailable: AlertRule = AlertRule(severity="critical")

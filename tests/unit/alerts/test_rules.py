@@ -7,7 +7,7 @@ import msgspec
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RegisterNode, SubmitTasks
 from dgpu.core.decide.table import decide
-from dgpu.core.events import TaskFinished
+from dgpu.core.events import CallsFailed, TaskFinished, WorkerChanged
 from dgpu.core.model.health import GpuHealth, Health
 from dgpu.core.model.ids import GpuId, NodeId, TenantId
 from dgpu.core.model.node import Gpu
@@ -17,6 +17,7 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.state import ClusterState
 from dgpu.service.alerts.readings import EndedTasks, read_state
 from dgpu.service.alerts.rules import RULE_NAMES, Readings, Rule, RuleSet, Use, findings
+from dgpu.service.alerts.worker_rules import TroubledWorkers
 from dgpu.service.machine.agent_words import GpuSample, reason_of_node
 from dgpu.service.machine.outputs import CommittedGroup
 
@@ -189,3 +190,23 @@ def test_a_journal_that_is_not_available_or_was_made_again_is_an_alert_at_once()
     repaired = look(state, journal_repaired="the lock was deleted")["journal_unavailable", "scheduler"]
     assert "deleted or replaced while it ran: the lock was deleted" in repaired.summary
     assert RuleSet().journal_unavailable.for_ms == 0
+
+
+def test_a_worker_without_heartbeat_and_calls_without_workers_are_told_to_their_tenant_for_a_while():
+    state = cluster("n1")
+    shape = Shape(tenant_id=TenantId("lab"), pool=Pool.BATCH, priority=50, gpus=1)
+    do(state, SubmitTasks(entries=((4, TaskSpec(shape=shape, detail=b"{}")),)), at=NOW)
+    troubled = TroubledWorkers(300_000)
+    changed = WorkerChanged(task_id=1, lease_id=1, ready=True, down="no heartbeat for 30 s", at=NOW)
+    well = WorkerChanged(task_id=2, lease_id=2, ready=True, at=NOW)
+    failed = CallsFailed(task_ids=(3, 4), reason="no_worker", error="no module named job", at=NOW)
+    troubled.on_group(CommittedGroup(index=1, events=(changed, well, failed, failed)))
+    found = findings(read_state(state, {}, RuleSet(), NOW + 299_000, troubled), RuleSet())
+    assert [(each.rule, each.subject, each.tenant, each.plain) for each in found] == [
+        ("worker_down", "task-1", "lab", ""),
+        ("worker_down", "tenant lab", "lab", ""),
+    ]
+    assert "no heartbeat for 30 s" in found[0].summary
+    assert "4 calls failed" in found[1].summary
+    assert "no module named job" in found[1].summary
+    assert findings(read_state(state, {}, RuleSet(), NOW + 300_000, troubled), RuleSet()) == []

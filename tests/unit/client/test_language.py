@@ -286,7 +286,8 @@ def alerts() -> Codes:
     """The keys of all dictionaries in the finder of a rule."""
     found: Codes = {name: set() for name in RULE_NAMES}
     finders: dict[str, str] = {}
-    for path in (SOURCES / "service/alerts/rules.py", SOURCES / "service/alerts/shared_rules.py"):
+    for name in ("rules", "shared_rules", "worker_rules"):
+        path = SOURCES / f"service/alerts/{name}.py"
         tree = tree_of(path)
         for node in ast.walk(tree):
             if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "_FINDERS":
@@ -294,7 +295,7 @@ def alerts() -> Codes:
                     finders[literal(key) or ""] = ast.unparse(value)
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             for rule, finder in finders.items():
-                if re.search(rf"\b{function.name}\b", finder) and function.name != "_told":
+                if re.search(rf"\b{function.name}\b", finder) and function.name not in {"_told", "_told_to"}:
                     found[rule] |= _keys_of_numbers(function)
     return found
 

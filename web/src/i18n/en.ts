@@ -589,6 +589,7 @@ export const en = {
   "rule.quota_usage": "quota use",
   "rule.failure_rate": "failure rate",
   "rule.queue_wait": "queue wait",
+  "rule.worker_down": "worker down",
   "rule.disk_full": "disk nearly full",
   "rule.journal_unavailable": "journal not available",
   "rule.clock_skew": "clock is wrong",

@@ -591,6 +591,7 @@ export const zh: Messages = {
   "rule.quota_usage": "配额使用",
   "rule.failure_rate": "失败率",
   "rule.queue_wait": "排队等待",
+  "rule.worker_down": "工作进程故障",
   "rule.disk_full": "磁盘将满",
   "rule.journal_unavailable": "日志不可用",
   "rule.clock_skew": "时钟不准",

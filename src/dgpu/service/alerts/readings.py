@@ -25,6 +25,7 @@ from dgpu.service.alerts.rules import (
     Unsaved,
     Use,
 )
+from dgpu.service.alerts.worker_rules import TroubledWorkers
 from dgpu.service.machine.agent_words import GpuSample, is_reason_of_node
 from dgpu.service.machine.outputs import CommittedGroup
 
@@ -63,7 +64,11 @@ class EndedTasks:
 
 
 def read_state(
-    state: ClusterState, telemetry: Mapping[GpuId, GpuSample], rules: RuleSet, now: int
+    state: ClusterState,
+    telemetry: Mapping[GpuId, GpuSample],
+    rules: RuleSet,
+    now: int,
+    troubled: TroubledWorkers | None = None,
 ) -> Readings:
     """All inputs except those of the process: disk and ended tasks."""
     return Readings(
@@ -77,6 +82,7 @@ def read_state(
         else (),
         uses=_uses(state) if rules.quota_usage.enabled else (),
         oldest=_oldest(state) if rules.queue_wait.enabled else (),
+        troubles=troubled.read(state, now) if troubled is not None and rules.worker_down.enabled else (),
     )
 
 

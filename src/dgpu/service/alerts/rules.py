@@ -17,6 +17,7 @@ from dgpu.service.alerts.shared_rules import (
     lost_members,
     without_majority,
 )
+from dgpu.service.alerts.worker_rules import FoundOfTenant, WorkerTrouble, troubled
 from dgpu.wire.alert_answers import Severity
 from dgpu.wire.answers import instant
 from dgpu.wire.wall_time import words_of_ms
@@ -64,7 +65,7 @@ class LagRule(Rule, frozen=True, kw_only=True):
 
 
 class ChangeRule(Rule, frozen=True, kw_only=True):
-    window_ms: int = 300_000  # how long a change of the master is told
+    window_ms: int = 300_000  # how long a change of the master, or the loss of a worker, is told
 
 
 class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class RuleSet(msgspec.Struct, frozen=True, kw_only=True):
     quota_usage: QuotaRule = QuotaRule(for_ms=300_000)
     failure_rate: FailureRule = FailureRule(for_ms=60_000)
     queue_wait: WaitRule = WaitRule(for_ms=60_000)
+    worker_down: ChangeRule = ChangeRule()
     disk_full: DiskRule = DiskRule(for_ms=60_000, severity="critical")
     epoch_unknown: Rule = Rule(severity="critical")
     journal_unavailable: Rule = Rule(severity="critical")
@@ -168,6 +170,7 @@ class Readings(NamedTuple):
     ended: int = 0  # tasks that ended by themselves within the window
     failed: int = 0
     oldest: tuple[Oldest, ...] = ()
+    troubles: tuple[WorkerTrouble, ...] = ()  # of warm workers, within the window
     disk_free_bytes: int | None = None  # None: still unknown
     disk_total_bytes: int = 0
     journal_full: bool = False
@@ -335,6 +338,12 @@ def _told(found: Iterator[Found], name: str) -> Iterator[Finding]:
     return (Finding(name, subject, summary, facts) for subject, summary, facts in found)
 
 
+def _told_to(found: Iterator[FoundOfTenant], name: str) -> Iterator[Finding]:
+    return (
+        Finding(name, subject, summary, facts, tenant=tenant) for subject, summary, facts, tenant in found
+    )
+
+
 _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "agent_offline": _offline,
     "node_unfit": _unfit,
@@ -345,6 +354,7 @@ _FINDERS: dict[str, Callable[[Readings, Any, str], Iterator[Finding]]] = {
     "quota_usage": _quota,
     "failure_rate": _failures,
     "queue_wait": _waiting,
+    "worker_down": lambda each, _rule, name: _told_to(troubled(each.troubles), name),
     "disk_full": _disk,
     "epoch_unknown": _epoch,
     "journal_unavailable": _unavailable,

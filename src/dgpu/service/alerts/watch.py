@@ -33,6 +33,7 @@ from dgpu.service.alerts.senders import Senders, SendFailed
 from dgpu.service.alerts.shared_readings import read_shared
 from dgpu.service.alerts.targets import Target
 from dgpu.service.alerts.values import Alert, AlertState, Change, Message, Silence
+from dgpu.service.alerts.worker_rules import TroubledWorkers
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.failures import NotMaster, OutcomeUnknown
 from dgpu.service.loop.runtime import Runtime
@@ -89,6 +90,7 @@ class AlertWatch:
         self._outbox = Outbox(self._targets, options.sending, kept.unsent)
         self._senders = Senders(options.sending.timeout_ms)
         self._ended = EndedTasks(options.machine.rules.failure_rate.window_ms)
+        self._troubled = TroubledWorkers(options.machine.rules.worker_down.window_ms)
         self._listeners: list[Callable[[TextFor], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk: tuple[int, int] | None = None
@@ -100,16 +102,18 @@ class AlertWatch:
         self._counted = 0
         self._saving = asyncio.Lock()
         self._save_failed = False
-        self._unsubscribe: Callable[[], None] = lambda: None
+        self._unsubscribe: list[Callable[[], None]] = []
         self.testing = False
 
     async def start(self) -> None:
-        self._unsubscribe = self._runtime.subscribe(self._ended.on_group)
+        seen_by = (self._ended.on_group, self._troubled.on_group)
+        self._unsubscribe = [self._runtime.subscribe(listener) for listener in seen_by]
         for work in (self._look_on(), self._send_on()):
             self._keep(asyncio.create_task(work))
 
     async def stop(self) -> None:
-        self._unsubscribe()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
         for task in tuple(self._tasks):
             task.cancel()
         with contextlib.suppress(TimeoutError):
@@ -127,7 +131,9 @@ class AlertWatch:
         now = self._runtime.now_ms()
         rules = self.options.machine.rules
         readings = await self._runtime.read(
-            lambda state: read_state(state, self._runtime.telemetry, rules, max(now, state.last_at))
+            lambda state: read_state(
+                state, self._runtime.telemetry, rules, max(now, state.last_at), self._troubled
+            )
         )
         changes = self.machine.on_findings(findings(self._whole(readings), rules), readings.at)
         _tell_log(changes)
