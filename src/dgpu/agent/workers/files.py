@@ -41,8 +41,8 @@ def store_arguments(source: Path, directory: str, name: str, uid: int) -> None:
 
 def open_result(directory: str, name: str, uid: int, size: int) -> int:
     """Raises FileRefused."""
-    if not name or "/" in name or name in {".", ".."}:
-        raise FileRefused(f"{name!r} is no name of a file")
+    if not _is_file_name(name):
+        raise FileRefused(f"{name[:64]!r} is no name of a file")
     try:
         with _opened(directory) as folder:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -60,16 +60,26 @@ def check_digest(descriptor: int, sha256: str) -> None:
     """Raises FileRefused."""
     digest = hashlib.sha256()
     offset = 0
-    while piece := os.pread(descriptor, PIECE_BYTES, offset):
-        digest.update(piece)
-        offset += len(piece)
+    try:
+        while piece := os.pread(descriptor, PIECE_BYTES, offset):
+            digest.update(piece)
+            offset += len(piece)
+    except OSError as error:
+        raise FileRefused(f"its file cannot be read: {error.strerror}") from None
     if digest.hexdigest() != sha256:
         raise FileRefused("its file does not have the checksum that the worker gave")
 
 
 def delete(directory: str, name: str) -> None:
+    """Ignores a name that leads out of the directory: the worker chose it, and an agent as root could delete anything."""
+    if not _is_file_name(name):
+        return
     with contextlib.suppress(OSError), _opened(directory) as folder:
         os.unlink(name, dir_fd=folder)
+
+
+def _is_file_name(name: str) -> bool:
+    return name not in {"", ".", ".."} and "/" not in name and "\0" not in name
 
 
 @contextlib.contextmanager
