@@ -63,6 +63,13 @@ async def put_content(uploads: UploadCache, node_id: NodeId, asked: PutResult, d
             ) from None
         _log.debug("result_interrupted", lease=asked.lease_id, code=error.code().name, reason=error.details())
         return False
+    except grpc.aio.UsageError:  # the session has closed its channel, and the next one is not there yet
+        return False
+    except asyncio.CancelledError:
+        # gRPC also raises it when the session closes the channel of a call in progress.
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        return False
     return True
 
 
