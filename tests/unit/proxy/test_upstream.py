@@ -12,7 +12,9 @@ from dgpu.service.task_channels import Channel, Closed
 from dgpu.wire.proto import agent_pb2 as pb
 
 
-def exchange(*pieces: bytes, end: str = "", is_head_request: bool = False) -> tuple[Head, bytes, bool]:
+def exchange(
+    *pieces: bytes, end: str = "", is_head_request: bool = False, is_sent: bool = True
+) -> tuple[Head, bytes, bool]:
     """The head, the body, and whether the connection may be used again."""
 
     async def run() -> tuple[Head, bytes, bool]:
@@ -20,6 +22,8 @@ def exchange(*pieces: bytes, end: str = "", is_head_request: bool = False) -> tu
         channel.on_message(pb.ChannelMessage(opened=pb.ChannelOpened(credit=1 << 20)))
         upstream = Upstream(channel)
         await upstream.send_head(b"GET / HTTP/1.1\r\n\r\n")
+        if is_sent:
+            await upstream.end_request(chunked=False)
         for piece in pieces:
             channel.on_message(pb.ChannelMessage(data=pb.ChannelData(data=piece)))
         if end:
@@ -43,6 +47,18 @@ def test_bodies_end_by_length_by_chunks_and_by_the_connection() -> None:
     _, body, again = exchange(b"HTTP/1.0 200 OK\r\n\r\nab", b"c", end="ended")
     assert (body, again) == (b"abc", False)
     _, body, again = exchange(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na")
+    assert (body, again) == (b"a", False)
+
+
+def test_a_connection_with_half_a_request_is_not_used_again() -> None:
+    """The program would take the next request, of another user, for the rest of the body."""
+    _, body, again = exchange(b"HTTP/1.1 413 Too Large\r\nContent-Length: 1\r\n\r\na", is_sent=False)
+    assert (body, again) == (b"a", False)
+
+
+def test_a_second_answer_to_one_request_is_dropped() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
+    _, body, again = exchange(answer + b"a" + answer + b"b")
     assert (body, again) == (b"a", False)
 
 

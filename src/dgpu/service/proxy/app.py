@@ -196,6 +196,7 @@ class _Exchange:
         self._send = send
         self.has_begun = False  # the client got a part of the answer
         self._has_read = False  # a part of the body was taken from the client
+        self._is_read = False  # all of it was, even if it is empty
         headers = dict(scope["headers"])
         upgrade = (
             headers.get(b"upgrade", b"") if b"upgrade" in headers.get(b"connection", b"").lower() else b""
@@ -252,20 +253,23 @@ class _Exchange:
         await upstream.send_head(self._head)
         if self._switches:
             await asyncio.Event().wait()
-        while True:
+        while not self._is_read:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
             if body := message.get("body", b""):
                 self._has_read = True
                 await upstream.send_body(body, chunked=self._is_chunked)
-            if not message.get("more_body") and self._is_chunked:
-                await upstream.end_chunks()
-                self._is_chunked = False
+            self._is_read = not message.get("more_body")
+        await upstream.end_request(chunked=self._is_chunked)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def _give_answer(self, upstream: Upstream) -> None:
         head = await upstream.head(is_head_request=self._scope["method"] == "HEAD")
-        if head.status == 101 and self._switches:
+        if head.status == 101:
+            if not self._switches:
+                raise UpstreamFailed("bad_answer", "it switched to another protocol without a request to do so")
             await self._switch(upstream, head)
             return
         self.has_begun = True

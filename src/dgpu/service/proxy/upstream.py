@@ -38,12 +38,14 @@ class Upstream:
         self.is_reused = False
         self.uses = 0
         self._is_done = True  # the last answer has ended
+        self._is_sent = True  # the last request is complete
         self._keeps_alive = False
         self._begin()
 
     @property
     def may_be_reused(self) -> bool:
-        return self._is_done and self._keeps_alive and self.channel.is_quiet
+        """The program would read a next request as the rest of one that was not sent in full."""
+        return self._is_sent and self._is_done and self._keeps_alive and self.channel.is_quiet
 
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -58,7 +60,7 @@ class Upstream:
     async def send_head(self, head: bytes) -> None:
         self._begin()
         self.uses += 1
-        self._is_done = self._keeps_alive = False
+        self._is_sent = self._is_done = self._keeps_alive = False
         await self.channel.send(head)
 
     async def send_body(self, piece: bytes, *, chunked: bool) -> None:
@@ -66,8 +68,10 @@ class Upstream:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         await self.channel.send(piece)
 
-    async def end_chunks(self) -> None:
-        await self.channel.send(b"0\r\n\r\n")
+    async def end_request(self, *, chunked: bool) -> None:
+        if chunked:
+            await self.channel.send(b"0\r\n\r\n")
+        self._is_sent = True
 
     # The answer
 
@@ -136,6 +140,8 @@ class Upstream:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._has_head:
+            return
         status = self._parser.get_status_code()
         if status >= 200 or status == 101:
             self._has_head, self._status = True, status
@@ -144,7 +150,8 @@ class Upstream:
             self._headers = []  # 100 or 103: the answer follows
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        if not self._is_done:  # else of a further answer, which belongs to no request
+            self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self._has_head:
