@@ -50,7 +50,7 @@ class SilentScheduler:
 
 @pytest.mark.parametrize("how", ["the session ends", "the agent ends"])
 def test_a_put_is_tried_again_after_its_session_ended(tmp_path: Path, how: str) -> None:
-    """gRPC cancels a call whose channel is closed; a task that took this for its own end left its call running."""
+    """A call whose channel is closed is cancelled. The agent took that for its own end, and the task ran on."""
 
     async def run() -> None:
         (tmp_path / "r").write_bytes(b"abc")

@@ -71,7 +71,7 @@ def check_digest(descriptor: int, sha256: str) -> None:
 
 
 def delete(directory: str, name: str) -> None:
-    """Ignores a name that leads out of the directory: the worker chose it, and an agent as root could delete anything."""
+    """Ignores a name that leads out of the directory: the worker chose it, and the agent may be root."""
     if not _is_file_name(name):
         return
     with contextlib.suppress(OSError), _opened(directory) as folder:
