@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
 import json
@@ -14,6 +15,17 @@ import time
 import urllib.request
 
 import pytest
+
+from dgpu.core.model.settings import Settings
+from dgpu.core.state import ClusterState
+from dgpu.journal.memory import MemoryJournal
+from dgpu.service.loop.clock import Clock
+from dgpu.service.loop.runtime import Runtime
+from dgpu.service.machine.contact import AgentRules
+from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.scheduler import Scheduler
+from dgpu.service.redis.mirror import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Mirror
+from dgpu.service.redis.resp import Target
 
 ROOT = pathlib.Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -90,14 +102,19 @@ class World:
         return self.redis.cli("ZRANGE", "lab:task_queue", "0", "-1")
 
 
-@pytest.fixture
-def world(tmp_path):
+@pytest.fixture(scope="module")
+def redis():
     if shutil.which("redis-server") is None:
         pytest.skip("Redis is not installed (Debian package redis-server)")
     redis = Redis()
     redis.start()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def world(tmp_path, redis):
     with contextlib.ExitStack() as ends:
-        ends.callback(redis.stop)
         world = World(tmp_path, redis)
         ends.callback(world.server.stop)
         world.server.start()
@@ -134,3 +151,24 @@ def test_the_queue_the_tasks_and_the_events_are_mirrored_and_come_back_after_a_l
     redis.cli("SADD", "lab:tasks", "lab:task:task-999")
     redis.cli("DEL", "lab:mirror")
     eventually(lambda: redis.cli("EXISTS", "lab:task:task-999") == ["0"], "a hash of a forgotten task to go")
+
+
+def test_the_wait_for_redis_is_short_again_after_a_success(redis):
+    """Every interruption made the next wait longer, up to half a minute, even after days of success."""
+
+    async def run():
+        clock = Clock()
+        scheduler = Scheduler(ClusterState(), last_index=0, rules=AgentRules(), started_at=clock.now_ms())
+        runtime = Runtime(scheduler, MemoryJournal(), clock)
+        await runtime.start(Begin(settings=Settings()))
+        mirror = Mirror(runtime, Target("127.0.0.1", redis.port, password="s"), "again:")
+        mirror.retry_s = MAX_RETRY_SECONDS  # as after many failures
+        running = asyncio.create_task(mirror.run())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not mirror.is_current:  # noqa: ASYNC110 - an attribute
+                await asyncio.sleep(0.01)
+        assert mirror.retry_s == FIRST_RETRY_SECONDS
+        running.cancel()
+        await runtime.stop()
+
+    asyncio.run(run())

@@ -33,6 +33,7 @@ MAX_EVENTS: Final = 10_000  # in the stream, and not yet written to it
 AT_A_TIME: Final = 500  # tasks read from the state in one turn
 PAUSE_SECONDS: Final = 0.1  # changes within it are written together
 LOOK_SECONDS: Final = 1.0  # how soon a loss of Redis' data is noticed
+FIRST_RETRY_SECONDS: Final = 1.0
 MAX_RETRY_SECONDS: Final = 30.0
 _TOP_LEVEL: Final = 100
 _LEVEL: Final = 10**12
@@ -52,6 +53,7 @@ class Mirror:
         self._must_renew = True
         self._changed = asyncio.Event()
         self.is_current = False  # everything committed so far is written
+        self.retry_s = FIRST_RETRY_SECONDS
 
     def on_group(self, group: CommittedGroup) -> None:
         """Called by the scheduler's loop for every group: it must cost next to nothing."""
@@ -66,22 +68,27 @@ class Mirror:
         self._changed.set()
 
     async def run(self) -> None:
-        retry_s = 1.0
         while True:
             try:
-                connection = await Connection.open(self._target)
-                try:
-                    self._must_renew = True  # nothing is known about the content
-                    await self._follow(connection)
-                finally:
-                    connection.close()
+                await self._follow_once()
             except RedisFailed as error:
-                _log.warning("redis_unavailable", host=self._target.host, reason=str(error), retry_s=retry_s)
-                self.is_current = False
-            if self.is_current:
-                retry_s = 1.0
-            await asyncio.sleep(retry_s)
-            retry_s = min(MAX_RETRY_SECONDS, retry_s * 2)
+                _log.warning(
+                    "redis_unavailable", host=self._target.host, reason=str(error), retry_s=self.retry_s
+                )
+            except Exception:  # noqa: BLE001 - a task that cannot be written must not end the mirror for good
+                _log.exception("redis_mirror_failed", retry_s=self.retry_s)
+            self.is_current = False
+            await asyncio.sleep(self.retry_s)
+            self.retry_s = min(MAX_RETRY_SECONDS, self.retry_s * 2)
+
+    async def _follow_once(self) -> None:
+        """Over one connection, until it fails."""
+        connection = await Connection.open(self._target)
+        try:
+            self._must_renew = True  # nothing is known about the content
+            await self._follow(connection)
+        finally:
+            connection.close()
 
     async def _follow(self, connection: Connection) -> None:
         while True:
@@ -91,6 +98,7 @@ class Mirror:
             await self._write_changes(connection)
             if not self._touched and not self._events and not self._must_renew:
                 self.is_current = True
+                self.retry_s = FIRST_RETRY_SECONDS
                 self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -155,14 +163,13 @@ class Mirror:
                 commands.append(encode("ZREM", queue, row.name))
             else:
                 commands.append(encode("ZADD", queue, row.score, row.name))
-            commands.append(encode("DEL", name))
-            if row.fields:
+            if row.fields:  # always the same names: the hash is never absent in between
                 commands += [
                     encode("HSET", name, *words(row.fields)),
                     encode("SADD", self._key("tasks"), name),
                 ]
             else:
-                commands.append(encode("SREM", self._key("tasks"), name))
+                commands += [encode("DEL", name), encode("SREM", self._key("tasks"), name)]
         if commands:
             await connection.call(*commands)
 
