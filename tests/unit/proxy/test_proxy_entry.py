@@ -56,11 +56,12 @@ def test_names_lead_to_tasks_and_services_and_back() -> None:
     local = Site(port=8081)
     real = parse_site("https://*.apps.example.org", port=8081, has_tls=False)
     port, service = TaskPort(TaskId(7), 8888, 1), ServiceHost("chat", "vision")
+    doubled = ServiceHost("my-chat", "team--a")  # a tenant may have two hyphens in a row, a service may not
     assert local.url_of(port) == "http://task-7-8888-r1.localhost:8081/"
     assert local.url_of(service) == "http://chat.vision.localhost:8081/"
     assert real.url_of(service, "/v1") == "https://chat--vision.apps.example.org/v1"
     for site in (local, real):
-        for target in (port, service):
+        for target in (port, service, doubled):
             assert site.target(f"{site.host_of(target).upper()}:99") == target
     for wrong in (
         "localhost",

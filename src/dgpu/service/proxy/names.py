@@ -12,7 +12,8 @@ from dgpu.core.model.ids import TaskId
 
 LOCAL: Final = "localhost"  # browsers resolve all names below it to their own machine
 _TASK: Final = re.compile(r"task-([1-9][0-9]{0,17})-([1-9][0-9]{0,4})(?:-r([0-9]{1,5}))?")
-_SERVICE: Final = re.compile(r"([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)(?:\.|--)([a-z0-9][a-z0-9_.-]{0,63})")
+# Names of services have single hyphens, names of tenants may have two: the first two divide.
+_SERVICE: Final = re.compile(r"([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?:\.|--)([a-z0-9][a-z0-9_.-]{0,63})")
 _MAX_PORT: Final = 65_535
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, TenantId, task_name
@@ -31,7 +31,6 @@ class Routes(NamedTuple):
 
 
 Find = Callable[[ClusterState, Principal, Target], Routes | Problem]
-Read = Callable[[Callable[[ClusterState], Routes | Problem]], Awaitable[Routes | Problem]]
 
 
 def find(state: ClusterState, who: Principal, target: Target) -> Routes | Problem:
@@ -45,11 +44,13 @@ def _service_routes(state: ClusterState, who: Principal, target: ServiceHost) ->
         (
             each
             for each in state.services.values()
-            if each.name == target.name and each.tenant_id.lower() == target.tenant
+            if each.name == target.name
+            and each.tenant_id.lower() == target.tenant  # tenants may differ in capital letters only
+            and may_enter(who, each.tenant_id)
         ),
         None,
     )
-    if service is None or not may_enter(who, service.tenant_id):
+    if service is None:
         return _unknown(f"service {target.name} of tenant {target.tenant}")
     return Routes(tuple(routes_of(state, service)), service.id)
 
