@@ -269,7 +269,9 @@ class _Exchange:
         head = await upstream.head(is_head_request=self._scope["method"] == "HEAD")
         if head.status == 101:
             if not self._switches:
-                raise UpstreamFailed("bad_answer", "it switched to another protocol without a request to do so")
+                raise UpstreamFailed(
+                    "bad_answer", "it switched to another protocol without a request to do so"
+                )
             await self._switch(upstream, head)
             return
         self.has_begun = True

@@ -13,7 +13,7 @@ import structlog
 from dgpu.service.options import ProxyOptions
 from dgpu.service.proxy.app import Proxy
 from dgpu.service.proxy.entry import Entry
-from dgpu.service.proxy.names import parse_site
+from dgpu.service.proxy.names import Site, parse_site
 from dgpu.service.rest.access import Access
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.http_server import HttpServer
@@ -27,15 +27,16 @@ _log = structlog.get_logger("dgpu.proxy")
 async def proxy_port(
     options: ProxyOptions | None, backend: Backend, access: Access, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Sets `backend.proxy`."""
+    """Sets `backend.proxy`. Without a port, services have no address, but their replicas are kept and checked."""
     if options is None:
-        yield
+        unreachable = _proxy(Site(), backend, access)
+        async with watched_services(backend.runtime, unreachable, backend.options.standing):
+            yield
         return
     listening = _listen(options)
     port: int = listening.getsockname()[1]
     site = parse_site(options.url, port=port, has_tls=tls is not None)
-    entry = Entry(access, time.monotonic, over_tls=site.scheme == "https")
-    proxy = backend.proxy = Proxy(site, entry, backend.runtime, backend.channels, backend.options.standing)
+    proxy = backend.proxy = _proxy(site, backend, access)
     proxy.streams.still_admits = access.still_admits
     server = HttpServer(proxy, backend.doors, backend.turns, tls)
     await server.start(listening)
@@ -46,6 +47,11 @@ async def proxy_port(
     finally:
         await server.stop()
         proxy.close()
+
+
+def _proxy(site: Site, backend: Backend, access: Access) -> Proxy:
+    entry = Entry(access, time.monotonic, over_tls=site.scheme == "https")
+    return Proxy(site, entry, backend.runtime, backend.channels, backend.options.standing)
 
 
 def _listen(options: ProxyOptions) -> socket.socket:

@@ -24,6 +24,7 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.service.rest.grace_limit import refuse_long_grace
 from dgpu.service.rest.known_uploads import refuse_unknown_uploads
 from dgpu.service.rest.link_calls import link_to, proxy_of
+from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import Removed, instant
@@ -81,10 +82,11 @@ async def set_service(
     check_name(name)
     spec = decode_service(await request.body(), name, submitter_of(who), rest.seal_env)
     entries = ((1, spec.task),)
-    await refuse_foreign_entries(rest, who, entries)
-    refuse_userless_entries(rest, entries)
-    refuse_long_grace(rest, entries)
+    await refuse_foreign_entries(rest, who, entries, path="task.")
+    refuse_userless_entries(rest, entries, path="task.")
+    refuse_long_grace(rest, entries, path="task.")
     await refuse_unknown_uploads(rest, entries)
+    await refuse_unknown_targets(rest, entries, path="task.")
     tenant = spec.task.shape.tenant_id
     note_tenant(tenant)
     await rest.do(SetService(tenant_id=tenant, name=name, spec=spec, set_by=who.user))
