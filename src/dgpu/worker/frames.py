@@ -6,7 +6,7 @@ connects, again after a restart of its own. The newest connection replaces the o
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -15,26 +15,32 @@ MAX_FRAME_BYTES: Final = 64 << 20
 # A larger result is left in a file beside the socket.
 MAX_INLINE_BYTES: Final = 256 << 10
 
+# The agent passes these values on in messages with fields of 64 bits, or 32 for an attempt.
+_Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Attempt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Number = Annotated[int, msgspec.Meta(le=2**63 - 1)]
+_Word = Annotated[str, msgspec.Meta(max_length=200)]
+
 Outcome = Literal["returned", "raised", "cancelled", "timeout", "out_of_memory", "cannot_encode"]
 
 
 class ModelState(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     loading: bool = False
-    memory_mb: int = 0
-    load_ms: int = 0
-    used_ago_ms: int = 0
+    memory_mb: _Number = 0
+    load_ms: _Number = 0
+    used_ago_ms: _Number = 0
 
 
 class HeldCall(msgspec.Struct, frozen=True, kw_only=True):
     """Repeats the identity that came with the call, so that a restarted agent can register it."""
 
-    lease: int
+    lease: _Id
     state: Literal["queued", "running", "done"]
-    task_id: int = 0
-    attempt: int = 1
-    nonce: str = ""
-    cluster: str = ""
+    task_id: _Id = 0
+    attempt: _Attempt = 1
+    nonce: _Word = ""
+    cluster: _Word = ""
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -62,28 +68,28 @@ class Beat(_Frame, frozen=True, tag="beat"):
 class Started(_Frame, frozen=True, tag="started"):
     """Sent for calls that run for longer than a moment: a `done` without it counts as started, too."""
 
-    lease: int
+    lease: _Id
 
 
 class Done(_Frame, frozen=True, tag="done", omit_defaults=True):
     """Kept by the worker until the agent has taken it."""
 
-    lease: int
+    lease: _Id
     outcome: Outcome
     result: bytes = b""
     result_file: str = ""
     sha256: str = ""
-    size: int = 0
+    size: _Number = 0
     encoding: str = "msgpack"
     error: str = ""
     traceback: str = ""
-    ran_ms: int = 0
-    output_bytes: int = 0
+    ran_ms: _Number = 0
+    output_bytes: _Number = 0
 
 
 class Progress(_Frame, frozen=True, tag="progress"):
-    lease: int
-    permille: int
+    lease: _Id
+    permille: _Number
     text: str = ""
 
 
@@ -94,7 +100,7 @@ class Models(_Frame, frozen=True, tag="models"):
 class Output(_Frame, frozen=True, tag="output"):
     """Bytes that a function, its C code or its child processes wrote to descriptor 1 or 2."""
 
-    lease: int
+    lease: _Id
     stream: int
     data: bytes
 

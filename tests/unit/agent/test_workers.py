@@ -278,6 +278,16 @@ def test_large_arguments_and_results_travel_beside_the_frames() -> None:
     assert (report.outcome, report.ref, report.size, report.result) == ("returned", "b" * 64, 9, b"")
 
 
+def test_a_result_that_is_too_large_for_a_report_fails_its_call_only() -> None:
+    """The scheduler takes such a report for a fault of the node and ends its session."""
+    node = node_with_worker()
+    node.order(calls=[call()])
+    node.say(done(result=b"x" * (frames.MAX_INLINE_BYTES + 1)))
+    (report,) = [each for message in node.messages for each in message.reports.returned]
+    assert (report.outcome, report.result) == ("cannot_encode", b"")
+    assert "262,145 bytes within a frame" in report.error
+
+
 def test_progress_and_models_are_told_and_models_are_in_the_samples() -> None:
     node = node_with_worker()
     node.order(calls=[call()])

@@ -193,6 +193,10 @@ def models_of(said: tuple[frames.ModelState, ...], now_ms: int) -> dict[str, Wor
 
 
 def returned(call: NodeCall, done: frames.Done, now_ms: int) -> ReturnedCall:
+    # The scheduler ends the session of a node that reports more, and with it the work of all other tasks.
+    if len(done.result) > frames.MAX_INLINE_BYTES:
+        error = f"the worker broke the protocol: a result of {len(done.result):,} bytes within a frame"
+        return call.ended("cannot_encode", now_ms, error)
     outcome: CallOutcome = done.outcome
     if call.cause is not None and outcome not in {"returned", "out_of_memory"}:
         outcome = call.cause  # the exception of a function that was cancelled says less
