@@ -73,6 +73,9 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         if answer["blockers"]:
             english = f"{head} was running; its current state is unknown:"
             return [_text("unknown", english, head=head), *_blockers(answer)]
+        if task.get("entrypoint") and not task["started_at"]:
+            english = f"{head} is next on its worker {task['worker']}, after the calls before it."
+            return [_text("next_on_worker", english, head=head, worker=task["worker"])]
         ran = since(task["started_at"])
         english = f"{head} runs on {place_of(task)} for {duration(ran) or 'a moment'}."
         return [_text("runs", english, head=head, place=place_of(task), ran=ran)]

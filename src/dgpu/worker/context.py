@@ -15,6 +15,8 @@ Stop = Literal["", "cancelled", "timeout"]
 class Cancelled(Exception):  # noqa: N818 - as in asyncio and concurrent.futures
     """Raise it from a function that saw `dgpu.cancelled()`: the call ends as cancelled, and its worker lives on."""
 
+    __module__ = "dgpu"  # its name in tracebacks
+
 
 class RunningCall:
     """One call while it runs. The thread that reads the socket sets `stop`; the function's thread reads it."""

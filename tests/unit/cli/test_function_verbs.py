@@ -163,3 +163,15 @@ def test_ps_shows_how_far_a_function_is() -> None:
     assert far_of({"progress": {"fraction": 0.4, "text": "epoch 2"}}) == ", 40 % epoch 2"
     assert far_of({"progress": {"fraction": 1, "text": ""}}) == ", 100 %"
     assert far_of(task(1)) == ""
+
+
+def test_why_names_the_worker_that_a_call_waits_for() -> None:
+    from dgpu.cli.why import page
+
+    call = task(7, name="run", entrypoint="job:run", gpu_count=0, cpus=0, started_at=None, worker="task-3")
+    waits = {"task_id": "task-7", "status": "pending", "position": None, "blockers": [], "nearest": None}
+    told = page({**waits, "expected_start": None, "looked_ahead": True, "sooner": []}, call)
+    assert told[0].endswith("it needs a worker.")
+    assert page({**waits, "status": "running"}, call) == [
+        "task-7 (run) is next on its worker task-3, after the calls before it."
+    ]

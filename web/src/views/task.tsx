@@ -68,7 +68,7 @@ export function TaskView({ id }: { id: string }) {
           <Details task={known} />
         </div>
         <Used task={known} />
-        <Files task={known} />
+        {known.entrypoint ? null : <Files task={known} />}
         <RunCharts task={known} />
         <Attempts task={known} />
       </div>

@@ -51,7 +51,9 @@ def _updated(known: Service, command: SetService) -> Service:
         return known
     by = command.set_by or "an unknown user"
     if _same_replicas(spec, known.spec) and not known.status:
-        text = f"changed by {by}: {spec.min_replicas} to {spec.max_replicas} replicas"
+        lowest, highest = spec.min_replicas, spec.max_replicas
+        number = str(highest) if lowest == highest else f"{lowest} to {highest}"
+        text = f"changed by {by}: {number} {'replica' if number == '1' else 'replicas'}"
         return noted(replace(known, spec=spec, set_by=command.set_by), command.at, text)
     generation = max(known.generation, known.previous_generation) + 1
     serving, serving_generation = known.active

@@ -164,7 +164,9 @@ async def _calls(rest: Backend, who: Principal, task_ids: list[TaskId]) -> list[
         if call is None or not may(who, Action.READ_OUTPUT, call.tenant_id):
             raise ProblemError(problem_of(UnknownTask(task_id=task_id)))
         if not call.is_call:
-            detail = f"{task_name(task_id)} runs a command and has no result; its output is under /output."
+            detail = (
+                f"{task_name(task_id)} runs a command and has no result; read its output: dgpu logs {task_id}"
+            )
             raise ProblemError(Problem(status=409, code="no_result", title="No function call", detail=detail))
         calls.append(call)
     return calls
