@@ -6,7 +6,7 @@ import pytest
 
 from dgpu.core.model.ids import TaskId
 from dgpu.service.access.principal import Principal, owner
-from dgpu.service.proxy.entry import LINK_SECONDS, MAX_LINKS, Entry, wrong_page
+from dgpu.service.proxy.entry import LINK_SECONDS, MAX_LINKS, MAX_LINKS_OF_USER, Entry, wrong_page
 from dgpu.service.proxy.headers import answer_headers, request_head
 from dgpu.service.proxy.names import ServiceHost, Site, TaskPort, parse_site
 from dgpu.service.rest.access import Access
@@ -107,11 +107,17 @@ def test_signing_out_of_the_dashboard_ends_its_ports(entry: Entry) -> None:
 def test_links_expire_and_are_bounded_and_of_one_host(entry: Entry, clock: Clock) -> None:
     code = entry.new_link(OWNER, HOST, "/").partition("=")[2]
     assert entry.redeem(code, "task-8-8888.localhost", HEADERS) is None
-    codes = [entry.new_link(OWNER, HOST, "/").partition("=")[2] for _ in range(MAX_LINKS + 1)]
+    of_another = entry.new_link(owner("bob", "uid"), HOST, "/").partition("=")[2]
+    codes = [entry.new_link(OWNER, HOST, "/").partition("=")[2] for _ in range(MAX_LINKS_OF_USER + 1)]
+    assert entry.redeem(of_another, HOST, HEADERS) is not None, "each user has its own share"
     assert entry.redeem(codes[0], HOST, HEADERS) is None, "the oldest made room"
     assert entry.redeem(codes[1], HOST, HEADERS) is not None
     clock.now += LINK_SECONDS
     assert entry.redeem(codes[2], HOST, HEADERS) is None
+    users = [owner(f"u{number}", "uid") for number in range(MAX_LINKS + 1)]
+    codes = [entry.new_link(who, HOST, "/").partition("=")[2] for who in users]
+    assert entry.redeem(codes[0], HOST, HEADERS) is None, "the oldest of all made room"
+    assert entry.redeem(codes[1], HOST, HEADERS) is not None
 
 
 def test_pages_of_other_hosts_only_open_pages() -> None:

@@ -1,4 +1,4 @@
-"""Who may pass the proxy: a cookie of one host, from a link that works once; or an API token.
+"""Admits requests to the proxy: by a cookie of one host, from a link that works once; or by an API token.
 
 The session of the dashboard is never accepted here, and the cookie of a host is no session of the API.
 """
@@ -23,6 +23,7 @@ from dgpu.wire.answers import Problem
 LINK_SECONDS: Final = 300
 COOKIE_SECONDS: Final = 86_400
 MAX_LINKS: Final = 1_024  # unused ones; the oldest makes room
+MAX_LINKS_OF_USER: Final = 32  # so that one user cannot drop the links of all others
 TOKEN_HEADER: Final = b"x-dgpu-token"
 ENTER_PATH: Final = "/.dgpu/enter"
 _PURPOSE: Final = "port"
@@ -61,7 +62,10 @@ class Entry:
         """The path that opens `path` on this host, once, for this user."""
         now = self._clock()
         self._links = {key: link for key, link in self._links.items() if link.until_s > now}
-        while len(self._links) >= MAX_LINKS:
+        own = [key for key, link in self._links.items() if link.who.user == who.user]
+        if len(own) >= MAX_LINKS_OF_USER:
+            del self._links[own[0]]
+        elif len(self._links) >= MAX_LINKS:
             del self._links[next(iter(self._links))]
         code = secrets.token_urlsafe(24)
         self._links[_hashed(code)] = _Link(now + LINK_SECONDS, host, path, who)
