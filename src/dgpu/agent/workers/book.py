@@ -151,7 +151,7 @@ class Book:
             self._outputs.append(DeleteCallOutput(lease_ids=(lease_id,)))
 
     def take(self, worker: NodeWorker, lease: int) -> None:
-        """An end that nobody waits for: the worker may forget it."""
+        """The worker may forget this end: the scheduler does not wait for it."""
         self._taken.setdefault(worker.lease_id, []).append(lease)
 
     def on_output_closed(self, closed: CallOutputClosed) -> None:

@@ -1,6 +1,6 @@
 """Large arguments and results: files beside the socket of a worker.
 
-The directory belongs to the user of the worker, who may put anything there while the agent may be root. So files are
+The directory belongs to the user of the worker and may contain anything, while the agent may be root. So files are
 opened by name in the directory, without links, and a result must be a regular file of that user. Calls block: use a
 thread.
 """

@@ -91,7 +91,7 @@ class WorkerLink(asyncio.Protocol):
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     def _check_user(self, transport: asyncio.Transport) -> None:
-        """The directory belongs to the user of the worker, who could put another socket there."""
+        """The directory belongs to the user of the worker: its socket may be replaced by one of another user."""
         peer: socket.socket = transport.get_extra_info("socket")
         found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(found)

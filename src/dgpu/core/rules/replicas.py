@@ -152,7 +152,7 @@ def _why_failed(tasks: dict[TaskId, Task], replica: Replica, at: int) -> str:
 
 
 def _with_leaving(service: Service, at: int) -> Service:
-    """Marks replicas that are too many. As many as wanted stay ready, as far as they are."""
+    """Marks surplus replicas. A ready one is marked only if enough others are ready."""
     spec, generation = service.active
     staying = [each for each in service.replicas if not each.leaving_at]
     old = [each for each in staying if each.generation != generation]
