@@ -46,6 +46,7 @@ _FIND: Final = "SELECT task_id, at, result, encoding, ref, size, traceback FROM 
 _OLDEST: Final = (
     "SELECT task_id, LENGTH(result) + LENGTH(traceback) FROM results ORDER BY at, task_id LIMIT ?"
 )
+_SIZE: Final = "SELECT LENGTH(result) + LENGTH(traceback) FROM results WHERE task_id = ?"
 _TOTAL: Final = "SELECT COUNT(*), COALESCE(SUM(LENGTH(result) + LENGTH(traceback)), 0) FROM results"
 _ROW_BYTES: Final = 128  # of a row besides its result and traceback
 _PORTION: Final = 1_000  # rows that one trim deletes
@@ -100,9 +101,14 @@ class ResultWriter:
         """Raises sqlite3.OperationalError (a full disk): then the rows stay for the next try."""
         if not self._rows:
             return
+        added = 0
         with transaction(self._connection) as connection:
-            connection.executemany(_INSERT, (msgspec.structs.astuple(each) for each in self._rows))
-        self._bytes += sum(len(each.result) + len(each.traceback) + _ROW_BYTES for each in self._rows)
+            for each in self._rows:
+                known = connection.execute(_SIZE, (each.task_id,)).fetchone()
+                connection.execute(_INSERT, msgspec.structs.astuple(each))
+                added += len(each.result) + len(each.traceback) + _ROW_BYTES
+                added -= known[0] + _ROW_BYTES if known else 0
+        self._bytes += added
         self._rows = []
         self.trim(now_ms)
 
