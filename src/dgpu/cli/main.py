@@ -126,9 +126,9 @@ def load_verb(name: str) -> Command:
     app.rich_markup_mode = None
     command = typer.main.get_command(app)
     if verb.describes:
-        from dgpu.cli.submission import task_parameters
+        from dgpu.cli.submission import parameters_of_verb
 
-        command.params[1:1] = task_parameters()  # after CMD, before the verb's own
+        command.params[1:1] = parameters_of_verb(name)  # after CMD, before the verb's own
     if verb.asks:
         _add_parameters(command, watches=verb.watches, forms=verb.forms, describes=verb.describes)
     elif verb.prints:

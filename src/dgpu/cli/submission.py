@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -201,6 +202,24 @@ def task_parameters() -> tuple[Parameter, ...]:
     for parameter in found:
         if parameter.name == "upload":
             make_value_optional(parameter, ".", lambda text: os.path.isdir(text))  # noqa: PLW0108,PTH112
+    return found
+
+
+# The scheduler refuses these, with its reason. The help of these verbs leaves them out.
+_OF_CONTAINERS = frozenset({"image", "image_secret", "mounts", "read_only_root", "shm_mb"})
+_OF_MANY = frozenset({"nodes", "array", "grid", "restart"})
+_HIDDEN = {
+    "call": _OF_CONTAINERS | _OF_MANY | {"signal", "ports", "output_file", "error_file"},
+    "serve": _OF_CONTAINERS | _OF_MANY | {"after", "begin_at", "held"},
+}
+
+
+def parameters_of_verb(verb: str) -> list[Parameter]:
+    hidden = _HIDDEN.get(verb, frozenset())
+    found = [copy.copy(each) if each.name in hidden else each for each in task_parameters()]
+    for parameter in found:
+        if parameter.name in hidden:
+            parameter.hidden = True  # type: ignore[attr-defined]
     return found
 
 

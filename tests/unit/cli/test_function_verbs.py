@@ -175,3 +175,11 @@ def test_why_names_the_worker_that_a_call_waits_for() -> None:
     assert page({**waits, "status": "running"}, call) == [
         "task-7 (run) is next on its worker task-3, after the calls before it."
     ]
+
+
+def test_the_help_leaves_out_flags_that_are_refused(dgpu) -> None:
+    for verb in ("call", "serve"):
+        told = dgpu(verb, "--help")[1]
+        assert "--gpus" in told
+        assert not any(flag in told for flag in ("--array", "--grid", "--image", "--restart"))
+    assert "--array" in dgpu("submit", "--help")[1]
