@@ -61,16 +61,23 @@ _SECRETS: Final = frozenset({Role.ADMIN, Role.TENANT_ADMIN, Role.USER})
 _ONE, _EVERY = Subject.TENANT, Subject.CLUSTER
 
 RULES: Final[dict[Action, Rule]] = {
-    Action.SUBMIT_TASK: Rule(_ONE, _NO_VIEWER, _OPERATORS, "submit tasks; retry an ended one"),
+    Action.SUBMIT_TASK: Rule(
+        _ONE, _NO_VIEWER, _OPERATORS, "submit tasks; retry an ended one; create and change services"
+    ),
     Action.READ_TASK: Rule(_ONE, _ALL, _OPERATORS, "show a task, its events, and why it waits"),
-    Action.READ_OUTPUT: Rule(_ONE, _ALL, _OPERATORS, "read the output and the files of a task"),
+    Action.READ_OUTPUT: Rule(_ONE, _ALL, _OPERATORS, "read the output, the files and the result of a task"),
     Action.CHANGE_TASK: Rule(
-        _ONE, _NO_VIEWER, _OPERATORS, "cancel, hold, release a task; change its priority"
+        _ONE,
+        _NO_VIEWER,
+        _OPERATORS,
+        "cancel, hold, release a task; change its priority; scale, roll back, delete services",
     ),
     Action.ENTER_TASK: Rule(
         _ONE, _NO_VIEWER, _OPERATORS, "attach to the terminal of a task; run commands in it; reach its ports"
     ),
-    Action.LIST_TASKS: Rule(_ONE, _ALL, _OPERATORS, "list and search tasks; the queue; the timeline"),
+    Action.LIST_TASKS: Rule(
+        _ONE, _ALL, _OPERATORS, "list and search tasks; the queue; the timeline; services and workers"
+    ),
     Action.READ_TENANT: Rule(
         _ONE, _ALL, _OPERATORS, "limits and use of a tenant; estimates; the usage report"
     ),
