@@ -172,9 +172,14 @@ async def _found(rest: Backend, tenant_id: TenantId, name: str) -> Service:
 
 
 async def _shown(rest: Backend, tenant_id: TenantId, name: str) -> ServiceAnswer:
-    await _found(rest, tenant_id, name)
-    key = service_id(tenant_id, name)
-    return await rest.runtime.read(lambda state: answer_of(state, state.services[key], rest.proxy))
+    def read(state: ClusterState) -> ServiceAnswer | None:
+        service = state.services.get(service_id(tenant_id, name))
+        return None if service is None else answer_of(state, service, rest.proxy)
+
+    shown = await rest.runtime.read(read)
+    if shown is None:  # also if another request has just deleted it
+        raise ProblemError(problem_of(UnknownService(tenant_id=tenant_id, name=name)))
+    return shown
 
 
 def answer_of(state: ClusterState, service: Service, proxy: Proxy | None) -> ServiceAnswer:
