@@ -11,7 +11,7 @@ from dgpu.cli.each import for_each
 from dgpu.cli.flags import flags_of
 from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
 from dgpu.cli.output import print_document
-from dgpu.cli.ps import place_of
+from dgpu.cli.ps import far_of, place_of
 from dgpu.client.language import Facts, told
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         if task.get("entrypoint") and not task["started_at"]:
             english = f"{head} is next on its worker {task['worker']}, after the calls before it."
             return [_text("next_on_worker", english, head=head, worker=task["worker"])]
-        ran = since(task["started_at"])
-        english = f"{head} runs on {place_of(task)} for {duration(ran) or 'a moment'}."
+        ran, place = since(task["started_at"]), place_of({**task, "progress": None})
+        english = f"{head} runs on {place} for {duration(ran) or 'a moment'}{far_of(task)}."
         return [_text("runs", english, head=head, place=place_of(task), ran=ran)]
     if answer["status"] != "pending":
         how = place_of(task) if answer["status"] != "success" else ""

@@ -175,6 +175,17 @@ def test_why_names_the_worker_that_a_call_waits_for() -> None:
     assert page({**waits, "status": "running"}, call) == [
         "task-7 (run) is next on its worker task-3, after the calls before it."
     ]
+    runs = {
+        "status": "running",
+        "cancelling": False,
+        "blockers": [],
+        "waiting": "",
+        "allocated_nodes": ["n1"],
+    }
+    started = {**call, **runs, "started_at": "2026-05-04T10:00:00.000Z"}
+    far = {"progress": {"fraction": 0.03, "text": "step 6"}}
+    assert page({**waits, "status": "running"}, started | far)[0].startswith("task-7 (run) runs on n1 for ")
+    assert page({**waits, "status": "running"}, started | far)[0].endswith(", 3 % step 6.")
 
 
 def test_the_help_leaves_out_flags_that_are_refused(dgpu) -> None:
