@@ -315,6 +315,16 @@ class SetService(Command, frozen=True, kw_only=True):
     rolls_back: bool = False
 
 
+class ScaleService(Command, frozen=True, kw_only=True):
+    """Another number of replicas. None: as it is, or as far as the other limit allows."""
+
+    tenant_id: TenantId
+    name: str
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    set_by: str = ""
+
+
 class DeleteService(Command, frozen=True, kw_only=True):
     """Its replicas are cancelled."""
 

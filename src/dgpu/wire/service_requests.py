@@ -34,6 +34,13 @@ class Scale(NamedTuple):
     high: int
 
 
+class ScaleChange(NamedTuple):
+    """None: not given."""
+
+    low: int | None
+    high: int | None
+
+
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise invalid([FieldError(path="name", detail=f"Expected {A_NAME}, got {name[:64]!r}.")])
@@ -69,13 +76,16 @@ def decode_service(body: bytes, name: str, by: Submitter | None, seal: SealEnv) 
     )
 
 
-def decode_scale(body: bytes) -> Scale:
+def decode_scale(body: bytes) -> ScaleChange:
     raw = parse_json(body)
     if type(raw) is not dict or not raw:
         raise BadRequest(
             "malformed_request", 'Expected an object like {"replicas": 2} or {"min_replicas": 1}.'
         )
-    return scale_of(_checked(raw, _SCALES))
+    values = _checked(raw, _SCALES)
+    if "replicas" in values or len(values) > 1:
+        return ScaleChange(*scale_of(values))
+    return ScaleChange(values.get("min_replicas"), values.get("max_replicas"))
 
 
 def scale_of(values: dict[str, Any]) -> Scale:

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from building import cluster, do, finished, node, run_pass, spec, tried
-from dgpu.core.commands import CancelTasks, DeleteService, ReportStarted, SetService, StepServices
+from dgpu.core.commands import (
+    CancelTasks,
+    DeleteService,
+    ReportStarted,
+    ScaleService,
+    SetService,
+    StepServices,
+)
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.service import STALLED, STOP_FIRST, Service, ServiceSpec
@@ -27,6 +34,10 @@ def of(command: str = "v1", **more) -> ServiceSpec:
 
 def serve(state: ClusterState, spec: ServiceSpec, **more):
     return tried(state, SetService(tenant_id="default", name="chat", spec=spec, **more))
+
+
+def scale(state: ClusterState, **limits: int):
+    return tried(state, ScaleService(tenant_id="default", name="chat", **limits))
 
 
 class World:
@@ -198,6 +209,37 @@ def test_refusals_and_deletion() -> None:
     assert isinstance(tried(world.state, delete), UnknownService)
 
 
+def test_another_number_of_replicas_starts_no_failed_generation_again() -> None:
+    """A stalled service is served by the generation before; more replicas are more of that one."""
+    world = World()
+    serve(world.state, of(start_ms=4_000))
+    world.steps(5)
+    world.bad = {2}
+    serve(world.state, of("v2", start_ms=4_000))
+    for _ in range(10):
+        world.step(400_000)
+    assert world.service.status == STALLED
+    scale(world.state, min_replicas=2, max_replicas=2)
+    world.steps(5)
+    assert world.service.status == STALLED
+    assert world.generations() == [1, 1]
+
+
+def test_a_limit_that_is_not_given_stays() -> None:
+    world = World()
+    serve(world.state, of(min_replicas=1, max_replicas=3))
+    scale(world.state, min_replicas=2)
+    assert (world.service.spec.min_replicas, world.service.spec.max_replicas) == (2, 3)
+    scale(world.state, min_replicas=5)
+    assert (world.service.spec.min_replicas, world.service.spec.max_replicas) == (5, 5)
+    scale(world.state, max_replicas=4)
+    assert (world.service.spec.min_replicas, world.service.spec.max_replicas) == (4, 4)
+    notes = len(world.service.notes)
+    scale(world.state, max_replicas=4)
+    assert len(world.service.notes) == notes
+    assert isinstance(tried(World().state, ScaleService(tenant_id="default", name="chat")), UnknownService)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(
@@ -214,7 +256,7 @@ def test_the_number_of_replicas_stays_within_its_bounds_whatever_happens(moves) 
         elif move == "update":
             serve(world.state, replace(of(f"v{number}"), min_replicas=1, max_replicas=3, start_ms=4_000))
         elif move == "scale":
-            serve(world.state, replace(world.service.spec, min_replicas=number, max_replicas=number + 1))
+            scale(world.state, min_replicas=number, max_replicas=number + 1)
         elif move == "kill" and world.service.replicas:
             tried(world.state, CancelTasks(task_ids=(world.service.replicas[0].task_id,)))
         elif move == "bad":

@@ -6,7 +6,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from dgpu.core.commands import DeleteService, SetService, StepServices, SubmitTasks
+from dgpu.core.commands import DeleteService, ScaleService, SetService, StepServices, SubmitTasks
 from dgpu.core.decide.orders import cancel
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decision import Decision
@@ -51,10 +51,7 @@ def _updated(known: Service, command: SetService) -> Service:
         return known
     by = command.set_by or "an unknown user"
     if _same_replicas(spec, known.spec) and not known.status:
-        lowest, highest = spec.min_replicas, spec.max_replicas
-        number = str(highest) if lowest == highest else f"{lowest} to {highest}"
-        text = f"changed by {by}: {number} {'replica' if number == '1' else 'replicas'}"
-        return noted(replace(known, spec=spec, set_by=command.set_by), command.at, text)
+        return noted(replace(known, spec=spec, set_by=command.set_by), command.at, _changed_by(by, spec))
     generation = max(known.generation, known.previous_generation) + 1
     serving, serving_generation = known.active
     changed = replace(
@@ -69,6 +66,36 @@ def _updated(known: Service, command: SetService) -> Service:
         set_by=command.set_by,
     )
     return noted(changed, command.at, f"roll-out of generation {generation} by {by}")
+
+
+def _changed_by(by: str, spec: ServiceSpec) -> str:
+    lowest, highest = spec.min_replicas, spec.max_replicas
+    number = str(highest) if lowest == highest else f"{lowest} to {highest}"
+    return f"changed by {by}: {number} {'replica' if number == '1' else 'replicas'}"
+
+
+def decide_scale_service(state: ClusterState, command: ScaleService) -> Decision:
+    """Starts no roll-out: of a stalled service, the generation that serves gets another number of replicas."""
+    known = state.services.get(service_id(command.tenant_id, command.name))
+    if known is None:
+        return UnknownService(tenant_id=command.tenant_id, name=command.name)
+    spec, previous = _scaled(known.spec, command), known.previous
+    if previous is not None:
+        previous = _scaled(previous, command)
+    if spec == known.spec and previous == known.previous:
+        return ()
+    changed = replace(known, spec=spec, previous=previous, set_by=command.set_by)
+    text = _changed_by(command.set_by or "an unknown user", spec)
+    return (ServiceSet(at=command.at, service=noted(changed, command.at, text)),)
+
+
+def _scaled(spec: ServiceSpec, command: ScaleService) -> ServiceSpec:
+    low, high = command.min_replicas, command.max_replicas
+    if low is None:
+        low = spec.min_replicas if high is None else min(spec.min_replicas, high)
+    if high is None:
+        high = max(spec.max_replicas, low)
+    return replace(spec, min_replicas=low, max_replicas=high)
 
 
 def _rolled_back(known: Service, command: SetService) -> Decision:

@@ -33,7 +33,12 @@ from dgpu.core.decide.orders import decide_cancel, decide_hold, decide_priority
 from dgpu.core.decide.quota import decide_remove_tenant, decide_set_quota, decide_set_tenant
 from dgpu.core.decide.report import decide_started
 from dgpu.core.decide.schedule import run_pass
-from dgpu.core.decide.services import decide_delete_service, decide_set_service, decide_step_services
+from dgpu.core.decide.services import (
+    decide_delete_service,
+    decide_scale_service,
+    decide_set_service,
+    decide_step_services,
+)
 from dgpu.core.decide.submit import decide_submit
 from dgpu.core.decide.time import decide_begin_epoch, decide_tick
 from dgpu.core.decision import Decision
@@ -88,6 +93,7 @@ DECIDERS: Final[dict[type[Command], Callable[[ClusterState, Any], Decision]]] = 
     commands.KeepAlertRecords: decide_keep_alerts,
     commands.RecordAudit: decide_record_audit,
     commands.SetService: decide_set_service,
+    commands.ScaleService: decide_scale_service,
     commands.DeleteService: decide_delete_service,
     commands.StepServices: decide_step_services,
     commands.RunPass: decide_pass,

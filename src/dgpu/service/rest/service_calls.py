@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from litestar import Request, delete, get, post, put
 from litestar.params import PathParameter, QueryParameter
-from msgspec.structs import replace
 
-from dgpu.core.commands import DeleteService, SetService
+from dgpu.core.commands import DeleteService, ScaleService, SetService
 from dgpu.core.model.ids import TenantId, task_name
 from dgpu.core.model.service import STALLED, Replica, Service, service_id
 from dgpu.core.model.task import Task, TaskStatus
@@ -96,7 +95,8 @@ async def set_service(
 @post(
     "/api/v1/services/{name:str}/scale",
     summary="Change the number of replicas",
-    description='{"replicas": 2}, or {"min_replicas": 1, "max_replicas": 4}. No replica is restarted.',
+    description='{"replicas": 2}, or {"min_replicas": 1, "max_replicas": 4}; a limit that is not given stays. '
+    "No replica is restarted.",
     status_code=200,
 )
 async def scale_service(
@@ -104,9 +104,15 @@ async def scale_service(
 ) -> ServiceAnswer:
     tenant = _tenant_of(who, tenant_id, name, Action.CHANGE_TASK)
     scale = decode_scale(await request.body())
-    known = await _found(rest, tenant, name)
-    spec = replace(known.spec, min_replicas=scale.low, max_replicas=scale.high)
-    await rest.do(SetService(tenant_id=tenant, name=name, spec=spec, set_by=who.user))
+    await rest.do(
+        ScaleService(
+            tenant_id=tenant,
+            name=name,
+            min_replicas=scale.low,
+            max_replicas=scale.high,
+            set_by=who.user,
+        )
+    )
     return await _shown(rest, tenant, name)
 
 
