@@ -181,6 +181,28 @@ class Calls(RuleBasedStateMachine):
         if place:
             self.pass_runs(full=False)
 
+    @rule(of=st.sampled_from([APPS[0], APPS[2]]), model=st.sampled_from(MODELS[1:]))
+    def short_calls_queue(self, of: Any, model: str) -> None:
+        """The app's workers are ready and have ended a call: then calls queue at them."""
+        self.submit_calls(of, 4, "", 1)
+        for worker in list(self.state.workers.values()):
+            lease_id = self.state.tasks[worker.task_id].lease_id
+            if worker.app_id == of.id and lease_id and not worker.down:
+                self.send(ReportWorkers(workers=(WorkerReport(lease_id=lease_id, ready=True),)))
+        self.pass_runs(full=False)
+        for lease in [lease for lease in self.state.leases.values() if lease.worker]:
+            self.send(returned(lease.id))
+        self.submit_calls(of, 4, model, 1)
+
+    @precondition(lambda self: any(lease.worker for lease in self.state.leases.values()))
+    @rule(data=st.data(), ms=st.sampled_from([0, 1_000, 6_000]))
+    def a_worker_ends_all_its_calls(self, data: st.DataObject, ms: int) -> None:
+        hosts = sorted({lease.worker for lease in self.state.leases.values() if lease.worker})
+        for lease_id in list(self.state.crews.calls_of(data.draw(st.sampled_from(hosts)))):
+            self.send(returned(lease_id))
+        self.at += ms
+        self.pass_runs(full=False)
+
     # the scheduler
 
     @rule(full=st.booleans())

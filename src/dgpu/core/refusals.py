@@ -157,6 +157,7 @@ class WorkersBusy(Refusal, frozen=True, kw_only=True):
     limit: int  # workers that the app may have
     starting: int = 0
     run_ms: int = 0  # how long a call takes on average
+    overdue: int = 0  # workers with a call that takes much longer
 
 
 class WaitsForWarm(Refusal, frozen=True, kw_only=True):

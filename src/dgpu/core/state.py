@@ -391,6 +391,6 @@ def pass_due(state: ClusterState) -> bool:
     if state.dependents.broken:
         return True
     if not state.queue.count:
-        return False
+        return bool(state.crews.stirred) and state.crews.any_queue
     any_awake = state.queue.beds.any_awake(state.rooms.idle_milli)
     return any_awake or bool(state.rooms.improved or state.stirred or state.crews.stirred)

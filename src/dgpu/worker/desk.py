@@ -29,6 +29,8 @@ MAX_CALLS: Final = 1_024
 SHORT_SECONDS: Final = 0.02
 PROGRESS_SECONDS: Final = 0.5
 
+_DROPPED: Final = ("cancelled before it began", "taken back before it began")
+
 
 class Desk:
     """`wake` is called when there is progress to send that the thread at the socket does not know of."""
@@ -61,8 +63,8 @@ class Desk:
         match frame:
             case Call():
                 self._add(frame)
-            case Cancel(lease=lease):
-                self._cancel(lease)
+            case Cancel(lease=lease, queued=queued):
+                self._cancel(lease, queued=queued)
             case Taken(leases=leases):
                 for lease in leases:
                     self._done.pop(lease, None)
@@ -155,15 +157,16 @@ class Desk:
             return True
         return any(call.lease == lease for call in self._queued)
 
-    def _cancel(self, lease: int) -> None:
+    def _cancel(self, lease: int, *, queued: bool) -> None:
         running = self._running
         if running is not None and running.call.lease == lease:
-            running.stop = running.stop or "cancelled"
+            if not queued:
+                running.stop = running.stop or "cancelled"
             return
         for call in self._queued:
             if call.lease == lease:
                 self._queued.remove(call)
-                self._keep(call, Done(lease=lease, outcome="cancelled", error="cancelled before it began"))
+                self._keep(call, Done(lease=lease, outcome="cancelled", error=_DROPPED[queued]))
                 return
 
     def _keep(self, call: Call, done: Done) -> None:

@@ -123,6 +123,7 @@ class Call(_Frame, frozen=True, tag="call"):
 
 class Cancel(_Frame, frozen=True, tag="cancel"):
     lease: int
+    queued: bool = False  # only if the call has not begun
 
 
 class Taken(_Frame, frozen=True, tag="taken"):

@@ -302,3 +302,15 @@ def test_progress_and_models_are_told_and_models_are_in_the_samples() -> None:
     assert [(each.name, each.loading) for each in workers.states[0].models] == [("m", False), ("n", True)]
     (sample,) = node.machine.workers.with_models((Sample(gpu_id=GPU),), node.now_ms)
     assert sample.loaded_models == ("m",)
+
+
+def test_a_call_is_taken_back_only_before_it_begins_and_never_ends_its_worker() -> None:
+    node = node_with_worker()
+    node.order(calls=[call(20), call(21)])
+    node.say(frames.Started(lease=20))
+    node.order(stops=[pb.Stop(lease_id=20, reason="taken_back"), pb.Stop(lease_id=21, reason="taken_back")])
+    assert node.told()[2:] == [frames.Cancel(lease=21, queued=True)]
+    node.say(frames.Done(lease=21, outcome="cancelled", error="taken back before it began"))
+    assert node.returned() == [(21, "cancelled", "taken back before it began")]
+    node.wait(GRACE_MS * 2)
+    assert node.stops() == []

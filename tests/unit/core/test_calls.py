@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from building import cluster, do, finished, node, run_pass, task
 from building.calls import app, call, ready, returned, with_workers
+from building.lockstep import execute_alike
 from dgpu.core.commands import CancelTasks, HeldLease, ReportStarted, RunPass, SetTenant, Tick
 from dgpu.core.events import CallReturned, TaskFinished, TaskStopRequested
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, TaskStatus
 from dgpu.core.model.tenant import Tenant
-from dgpu.core.state import next_tick_at
+from dgpu.core.state import ClusterState, next_tick_at
 
 
 def test_a_call_starts_a_worker_and_then_has_a_slot_of_it() -> None:
@@ -255,3 +256,73 @@ def test_an_idle_worker_stays_if_its_gpu_would_not_help() -> None:
     do(state, SetTenant(tenant=Tenant(id="default", max_gpus=2)))
     do(state, task(2))
     assert do(state, RunPass()) == (), "the other GPU is busy"
+
+
+def with_a_queue(model: str = "") -> ClusterState:
+    """Two workers and calls of 1 ms: one worker has several calls, the other none."""
+    of = app(max_workers=2)
+    state = with_workers(cluster(node("n1", gpus=2), call(of, count=2)))
+    run_pass(state)
+    for lease_id in (3, 4):
+        do(state, returned(lease_id, ran_ms=1))
+    do(state, call(of, count=4, model=model))
+    run_pass(state)
+    if not model:  # otherwise, all calls are where the first one loads it
+        for lease_id in list(state.crews.calls_of(1)):
+            do(state, returned(lease_id, ran_ms=1))
+    return state
+
+
+def test_calls_behind_one_that_takes_far_too_long_are_taken_back_for_an_idle_worker() -> None:
+    state = with_a_queue()
+    first, behind = state.crews.calls_of(2)
+    due_at = state.crews.next_again_at
+    assert due_at == state.leases[first].granted_at + 1_000
+    assert not execute_alike(state, RunPass(at=due_at - 1))
+    (stop,) = execute_alike(state, RunPass(at=due_at))
+    assert (stop.task_id, stop.lease_id, stop.reason) == (state.leases[behind].task_id, behind, "taken_back")
+    assert "a worker is idle" in stop.error
+    assert not do(state, RunPass(full=True)), "once is enough"
+    do(state, returned(behind, Outcome.STOPPED))
+    moved = state.tasks[stop.task_id]
+    assert (moved.status, moved.retries) == (TaskStatus.PENDING, 0)
+    assert run_pass(state) == [stop.task_id]
+    assert state.leases[state.tasks[stop.task_id].lease_id].worker == 1
+    check_invariants(state)
+
+
+def test_a_call_that_is_taken_back_and_has_ended_meanwhile_keeps_its_result() -> None:
+    state = with_a_queue()
+    _, behind = state.crews.calls_of(2)
+    task_id = state.leases[behind].task_id
+    do(state, RunPass(), at=state.crews.next_again_at)
+    assert state.leases[behind].stopping == "taken_back"
+    do(state, returned(behind, ran_ms=1))
+    assert state.tasks[task_id].status is TaskStatus.SUCCESS
+    check_invariants(state)
+
+
+def test_a_worker_with_an_overdue_call_gets_no_more_and_is_named_by_why() -> None:
+    of = app(max_workers=1)
+    state = with_workers(cluster(node("n1"), call(of)))
+    run_pass(state)
+    do(state, returned(2, ran_ms=1))
+    do(state, call(of))
+    run_pass(state)
+    late = state.last_at + 1_000
+    do(state, call(of), at=late)
+    assert run_pass(state, at=late) == []
+    (blocker,) = explain(state, 4, late).blockers[:1]
+    assert (blocker.code, blocker.numbers["overdue"]) == ("workers_busy", 1)
+    do(state, returned(3))
+    assert run_pass(state) == [4]
+
+
+def test_a_call_behind_an_overdue_one_is_not_moved_to_a_worker_that_would_load_its_model_for_longer() -> None:
+    state = with_a_queue("m1")
+    due_at = state.crews.next_again_at
+    assert not do(state, RunPass(), at=due_at)
+    patient_at = state.crews.next_again_at
+    assert patient_at > due_at
+    stops = do(state, RunPass(), at=patient_at)
+    assert [stop.reason for stop in stops] == ["taken_back"] * 3

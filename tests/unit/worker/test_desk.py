@@ -116,3 +116,13 @@ def test_the_number_of_waiting_calls_is_bounded(world: World) -> None:
         world.call(lease)
     with pytest.raises(frames.FrameError, match="more than 1024 calls"):
         world.call(MAX_CALLS)
+
+
+def test_a_call_is_taken_back_only_if_it_has_not_begun(world: World) -> None:
+    world.call(1)
+    world.call(2)
+    _, running = world.desk.begin()
+    for lease in (1, 2):
+        world.desk.receive(frames.Cancel(lease=lease, queued=True))
+    assert running.stop == ""
+    assert world.sent == [frames.Done(lease=2, outcome="cancelled", error="taken back before it began")]

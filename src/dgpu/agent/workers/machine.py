@@ -43,6 +43,7 @@ from dgpu.agent.workers.words import (
 )
 from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.core.model.task import Outcome
+from dgpu.core.model.worker import TAKEN_BACK
 from dgpu.worker import frames
 
 HELLO_MS = 120_000  # from the start of its process to its first frame
@@ -210,6 +211,9 @@ class Workers:
         elif call.stage in BEFORE_WORKER:
             outcome: CallOutcome = "timeout" if reason == "timeout" else "cancelled"
             self.book.finish(call, call.ended(outcome, now_ms, "stopped before it was started"))
+        elif reason == TAKEN_BACK:
+            if call.stage is Stage.SENT:
+                self.book.say(call.worker, frames.Cancel(lease=lease_id, queued=True))
         elif call.cause is None:
             self.book.cancel(call, timeout=reason == "timeout", now_ms=now_ms)
         return True

@@ -7,6 +7,7 @@ have a slot of it wait again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,9 +30,20 @@ from dgpu.core.index.line import Line
 from dgpu.core.model.ids import LeaseId, TaskId, task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Outcome, Task, TaskStatus
-from dgpu.core.model.worker import MAX_MODELS, LoadedModel
+from dgpu.core.model.worker import MAX_MODELS, TAKEN_BACK, LoadedModel
 from dgpu.core.rules.giving import GAVE_WAY
-from dgpu.core.rules.workers import MAX_FAILURES, workers_wanted
+from dgpu.core.rules.workers import (
+    MAX_FAILURES,
+    Seat,
+    depth,
+    elapsed_ms,
+    missing_patience_ms,
+    model_of,
+    overdue_at,
+    run_ms,
+    seats,
+    workers_wanted,
+)
 from dgpu.core.state import ClusterState
 
 IDLE: Final = "idle"
@@ -183,7 +195,7 @@ def _call_lost(state: ClusterState, lease: Lease, worker: TaskFinished, worker_l
 def submit_workers(state: ClusterState, line: Line, at: int) -> tuple[Event, ...]:
     """New workers for an app whose calls wait. After a failed worker, the next one starts later."""
     app = state.apps[line.shape.app]
-    wanted = workers_wanted(state, line)
+    wanted = workers_wanted(state, line, at)
     wanted = min(wanted, state.settings.most_waiting - state.waiting_count)
     if wanted <= 0:
         return ()
@@ -256,3 +268,49 @@ def idle_workers(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
                 reason=IDLE,
                 error=f"no call for {state.settings.worker_idle_ms // 1_000} s",
             )
+
+
+# calls that queue at a worker
+
+
+def take_back(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
+    """Calls that queue behind an overdue one, if an idle worker would take them. A call that has begun meanwhile goes
+    on: its worker drops only calls that have not.
+    """
+    for app_id in sorted(state.crews.by_app):
+        app = state.apps[app_id]
+        found = seats(state, app, at)
+        for seat in found:
+            due_at = overdue_at(state, app, seat.worker, seat.lease.id)
+            if due_at is not None and due_at > at:
+                state.crews.look_at(app_id, due_at)
+        idle = [seat for seat in found if not seat.queued]
+        if not idle:
+            continue
+        left = depth(app) * len(idle)
+        for seat in found:
+            if seat.overdue and seat.queued > 1 and left > 0:
+                stops = list(islice(_taken_back(state, seat, idle, at), left))
+                left -= len(stops)
+                yield from stops
+
+
+def _taken_back(state: ClusterState, seat: Seat, idle: list[Seat], at: int) -> Iterator[TaskStopRequested]:
+    app = state.apps[seat.worker.app_id]
+    runs_s, usual_s = elapsed_ms(state, seat, at) / 1_000, run_ms(app) / 1_000
+    for call in islice(state.crews.calls_of(seat.lease.id), 1, None):
+        lease = state.leases[call]
+        if state.is_leaving(lease):
+            continue
+        missing_ms = missing_patience_ms(state, seat, idle, model_of(state, call), at)
+        if missing_ms:
+            state.crews.look_at(app.id, at + missing_ms)
+            continue
+        yield TaskStopRequested(
+            at=at,
+            task_id=lease.task_id,
+            lease_id=call,
+            reason=TAKEN_BACK,
+            error=f"a call on {task_name(seat.worker.task_id)} runs for {runs_s:.1f} s, usually {usual_s:.1f} s, "
+            "and a worker is idle",
+        )

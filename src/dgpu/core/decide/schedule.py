@@ -16,7 +16,7 @@ from typing import Final
 
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import RunPass
-from dgpu.core.decide.calls import failed_calls, submit_workers, surplus_workers
+from dgpu.core.decide.calls import failed_calls, submit_workers, surplus_workers, take_back
 from dgpu.core.decide.learning import typical_due
 from dgpu.core.decide.orders import end_broken
 from dgpu.core.decide.time import PORTION
@@ -74,6 +74,8 @@ class Pass:
                     self._apply(tuple(gives_way(state, at)))
                 break
             placed += self._try(line)
+        if state.workers:
+            self._apply(tuple(take_back(state, at)))
         return tuple(self.events)
 
     def _sleep(self, line: Line, refusal: Refusal, *, alike: bool) -> None:

@@ -19,13 +19,21 @@ def blocker_of_call(refusal: Refusal, at: int) -> Blocker:
     match refusal:
         case NoWorker():
             return _no_worker(refusal, at)
-        case WorkersBusy(workers=workers, limit=limit, starting=starting, run_ms=run_ms):
+        case WorkersBusy(workers=workers, limit=limit, starting=starting, run_ms=run_ms, overdue=overdue):
             detail = f"{plural(workers, 'worker')} of at most {limit} {'is' if workers == 1 else 'are'} busy"
             if starting:
                 detail += f", {starting} more {'was' if starting == 1 else 'were'} requested"
             detail += f"; a call takes about {_seconds(run_ms)} s"
+            if overdue:
+                detail += f", much longer now on {overdue} of them"
             return blocker(
-                "workers_busy", detail, workers=workers, limit=limit, starting=starting, run_ms=run_ms
+                "workers_busy",
+                detail,
+                workers=workers,
+                limit=limit,
+                starting=starting,
+                run_ms=run_ms,
+                overdue=overdue,
             )
         case WaitsForWarm(model=model, warm=warm, wait_ms=wait_ms, load_ms=load_ms):
             detail = (

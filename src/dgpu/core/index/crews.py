@@ -84,6 +84,11 @@ class Crews:
         return next(iter(calls)) if calls else None
 
     @property
+    def any_queue(self) -> bool:
+        """Whether a call waits at a worker for another one to end."""
+        return any(len(calls) > 1 for calls in self._slots.values())
+
+    @property
     def next_again_at(self) -> int | None:
         return min(self.again_at.values(), default=None)
 
@@ -119,6 +124,10 @@ class Crews:
 
     def stir(self, app_id: str) -> None:
         self.stirred[app_id] = None
+
+    def look_at(self, app_id: str, at: int) -> None:
+        """Calls of the app are looked at again at this time at the latest."""
+        self.again_at[app_id] = min(at, self.again_at.get(app_id, at))
 
     def advance(self, at: int) -> None:
         """Stirs the apps whose time has come."""

@@ -11,6 +11,7 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.model.settings import Settings
 
 MAX_MODELS: Final = 64  # that one worker may report
+TAKEN_BACK: Final = "taken_back"  # why a call that has not begun leaves its worker
 MAX_LOAD_TIMES: Final = 1_000  # models whose load time is known
 
 

@@ -1,7 +1,8 @@
 """Which worker runs a function call: a warm one, an idle one that loads the model, or none for now.
 
 A worker runs one call at a time. Calls that take less than `LONG_US` also queue at a worker, so that it never waits for
-the scheduler; longer ones wait in the scheduler's queue, where any worker can get them.
+the scheduler; longer ones wait in the scheduler's queue, where any worker can get them. A call that takes much longer
+than usual is overdue: its worker gets no more calls, and those behind it are taken back when another worker is idle.
 
 For a call with a model, a worker that has the model (or has begun to load it) goes first. If all of these are busy, the
 expected wait is compared with the time that a load takes. An idle worker loads the model only if the wait is clearly
@@ -29,6 +30,8 @@ UNKNOWN_RUN_MS: Final = 60_000
 UNKNOWN_LOAD_MS: Final = 10_000
 PATIENCE: Final = 2
 EVICTING_PATIENCE: Final = 4
+OVERDUE: Final = 4  # times the usual time of a call
+MIN_OVERDUE_MS: Final = 1_000
 MIN_RUN_US: Final = 1_000  # with all that surrounds a call
 START_MS: Final = 1_000  # a new worker helps only if the waiting calls take longer
 MAX_FAILURES: Final = 3  # workers in a row that never became ready; then the waiting calls fail
@@ -38,6 +41,7 @@ class Seat(NamedTuple):
     lease: Lease
     worker: Worker
     queued: int
+    overdue: bool
 
 
 def depth(app: App) -> int:
@@ -47,10 +51,10 @@ def depth(app: App) -> int:
     return max(2, min(MAX_QUEUED, QUEUED_US // max(1, app.run_us)))
 
 
-def seats(state: ClusterState, app_id: str) -> list[Seat]:
+def seats(state: ClusterState, app: App, at: int) -> list[Seat]:
     """The workers of an app that take calls, oldest first."""
     found: list[Seat] = []
-    for task_id in state.crews.by_app[app_id].workers:
+    for task_id in state.crews.by_app[app.id].workers:
         worker = state.workers[task_id]
         if not worker.ready or worker.down:
             continue
@@ -58,15 +62,24 @@ def seats(state: ClusterState, app_id: str) -> list[Seat]:
         lease = state.leases.get(task.lease_id)
         if lease is None or lease.stopping or task.cancelling or not state.nodes[lease.node_id].takes_tasks:
             continue
-        found.append(Seat(lease, worker, state.crews.queued(lease.id)))
+        due_at = overdue_at(state, app, worker, lease.id)
+        found.append(Seat(lease, worker, state.crews.queued(lease.id), due_at is not None and due_at <= at))
     return found
+
+
+def overdue_at(state: ClusterState, app: App, worker: Worker, lease_id: LeaseId) -> int | None:
+    """When the call that the worker runs is overdue. None: no call, or the usual time is unknown, or a model loads."""
+    oldest = state.crews.oldest(lease_id)
+    if oldest is None or not app.runs or any(model.loading for model in worker.models):
+        return None
+    return state.leases[oldest].granted_at + max(MIN_OVERDUE_MS, OVERDUE * run_ms(app))
 
 
 def find_worker(state: ClusterState, line: Line, at: int) -> Lease | Refusal:
     """The lease of the worker that gets the next call of the line."""
     shape = line.shape
     app = state.apps[shape.app]
-    ready = seats(state, app.id)
+    ready = seats(state, app, at)
     if not ready:
         return no_worker(state, app)
     limit = depth(app)
@@ -74,10 +87,10 @@ def find_worker(state: ClusterState, line: Line, at: int) -> Lease | Refusal:
         found = _for_model(state, line, app, ready, limit, at)
         if found is not None:
             return found
-    free = [seat for seat in ready if seat.queued < limit]
+    free = [seat for seat in ready if _is_free(seat, limit)]
     if free:
         return min(free, key=_least_busy).lease
-    return workers_busy(state, app, len(ready))
+    return workers_busy(state, app, ready)
 
 
 def no_worker(state: ClusterState, app: App) -> NoWorker:
@@ -92,9 +105,14 @@ def no_worker(state: ClusterState, app: App) -> NoWorker:
     )
 
 
-def workers_busy(state: ClusterState, app: App, ready: int) -> WorkersBusy:
-    starting = len(state.crews.by_app[app.id].workers) - ready
-    return WorkersBusy(workers=ready, limit=app.max_workers, starting=starting, run_ms=run_ms(app))
+def workers_busy(state: ClusterState, app: App, ready: list[Seat]) -> WorkersBusy:
+    return WorkersBusy(
+        workers=len(ready),
+        limit=app.max_workers,
+        starting=len(state.crews.by_app[app.id].workers) - len(ready),
+        run_ms=run_ms(app),
+        overdue=sum([seat.overdue for seat in ready]),
+    )
 
 
 def run_ms(app: App) -> int:
@@ -106,16 +124,17 @@ def load_ms(state: ClusterState, model: str) -> int:
     return UNKNOWN_LOAD_MS if known is None else known.load_ms
 
 
-def workers_wanted(state: ClusterState, line: Line) -> int:
+def workers_wanted(state: ClusterState, line: Line, at: int) -> int:
     """How many more workers the app needs for its waiting calls."""
     app = state.apps[line.shape.app]
     crew = state.crews.by_app[app.id]
-    ready = len(seats(state, app.id))
+    ready = seats(state, app, at)
+    able = sum([not seat.overdue for seat in ready])
     staying = sum(not _is_leaving(state, state.workers[task_id]) for task_id in crew.workers)
     waiting = calls_waiting(line)
-    if ready and app.runs and waiting * max(MIN_RUN_US, app.run_us) // ready < START_MS * 1_000:
+    if able and app.runs and waiting * max(MIN_RUN_US, app.run_us) // able < START_MS * 1_000:
         return 0
-    return max(0, min(app.max_workers - staying, waiting - (staying - ready)))
+    return max(0, min(app.max_workers - staying, waiting - (staying - len(ready))))
 
 
 def calls_waiting(line: Line) -> int:
@@ -131,9 +150,7 @@ def calls_waiting(line: Line) -> int:
 
 def look_again(state: ClusterState, line: Line, refusal: WaitsForWarm, at: int) -> None:
     """The expected wait grows while a call runs: the line is tried again when an idle worker might load the model."""
-    due_at = at + max(1_000, refusal.patience_ms - refusal.wait_ms + 1)
-    known = state.crews.again_at.get(line.shape.app, due_at)
-    state.crews.again_at[line.shape.app] = min(known, due_at)
+    state.crews.look_at(line.shape.app, at + max(1_000, refusal.patience_ms - refusal.wait_ms + 1))
 
 
 # a model
@@ -156,10 +173,10 @@ def _for_model(
     wait = _wait_ms(state, app, line, warm, best, limit, at)
     if cold is not None and wait > patience:
         return cold.lease
-    if best.queued < limit:
+    if _is_free(best, limit):
         return best.lease
     if cold is None:
-        return workers_busy(state, app, len(ready))
+        return workers_busy(state, app, ready)
     return WaitsForWarm(
         model=model, warm=len(warm), wait_ms=wait, load_ms=load_ms(state, model), patience_ms=patience
     )
@@ -187,16 +204,33 @@ def _wait_ms(
     ahead = best.queued
     if best.queued >= limit:
         ahead = -(-(sum(seat.queued for seat in warm) + line.ready_count) // len(warm))
-    oldest = state.crews.oldest(best.lease.id)
-    elapsed = 0
-    if oldest is not None:
-        lease = state.leases[oldest]
-        elapsed = at - (state.tasks[lease.task_id].started_at or lease.granted_at)
-    return max(run_ms(app) * ahead, elapsed)
+    return max(run_ms(app) * ahead, elapsed_ms(state, best, at))
 
 
-def _least_busy(seat: Seat) -> tuple[int, LeaseId]:
-    return seat.queued, seat.lease.id
+def elapsed_ms(state: ClusterState, seat: Seat, at: int) -> int:
+    """Since the call that the worker runs began."""
+    oldest = state.crews.oldest(seat.lease.id)
+    if oldest is None:
+        return 0
+    lease = state.leases[oldest]
+    return at - (state.tasks[lease.task_id].started_at or lease.granted_at)
+
+
+def missing_patience_ms(state: ClusterState, seat: Seat, idle: list[Seat], model: str, at: int) -> int:
+    """How much longer a call that queues at the worker has to wait until an idle worker may take it; 0: now."""
+    if not model or any(is_warm(state, each, model) for each in idle):
+        return 0
+    cold = min(idle, key=lambda each: _cost(state, each))
+    patience = patience_ms(state, model, evicts=_evicts(state, cold))
+    return max(0, patience - elapsed_ms(state, seat, at) + 1)
+
+
+def _is_free(seat: Seat, limit: int) -> bool:
+    return seat.queued < limit and not seat.overdue
+
+
+def _least_busy(seat: Seat) -> tuple[bool, int, LeaseId]:
+    return seat.overdue, seat.queued, seat.lease.id
 
 
 def _evicts(state: ClusterState, seat: Seat) -> bool:
