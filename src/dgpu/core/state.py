@@ -392,5 +392,6 @@ def pass_due(state: ClusterState) -> bool:
         return True
     if not state.queue.count:
         return bool(state.crews.stirred) and state.crews.any_queue
-    any_awake = state.queue.beds.any_awake(state.rooms.idle_milli)
+    has_slots = state.settings.reservations > 0
+    any_awake = state.queue.beds.any_awake(state.rooms.idle_milli, has_slots=has_slots)
     return any_awake or bool(state.rooms.improved or state.stirred or state.crews.stirred)

@@ -17,7 +17,7 @@ from dgpu.wire.answers import TaskAnswer
 from rest_world import RestWorld
 
 # A task that is over does not wait and is not about to be cancelled.
-ONLY_LIVE = {"after", "cancelling", "held", "waiting", "blockers", "reservation"}
+ONLY_LIVE = {"after", "cancelling", "held", "waiting", "blockers", "reservation", "worker", "progress"}
 ONLY_ALONE = {"attempts", "own_workdir", "array", "usage"}  # not in lists
 
 PROJECT = b"{}"  # any bytes
@@ -67,6 +67,7 @@ TASKS = (
     },
     {"name": "array", "grid": {"lr": "0-5"}, "array": "3-5%2", "gpu_count": 1},
     {"name": "retried", "gpu_count": 1, "max_retries": 1, "restart": "on-failure", "terminal": True},
+    {"name": "call", "entrypoint": "train:step", "command": None},  # with a worker, which is a task, too
     {"name": "allocation", "allocation": True, "gpu_count": 1, "command": None},
 )
 
@@ -99,7 +100,8 @@ def answers(tmp_path_factory):
         world.ask("PUT", "/api/v1/tenants/default/secrets/KEY", {"value": "xyzzy"})
         world.ask("PUT", f"/api/v1/uploads/{UPLOAD}?tenant=default", {})
         first = [world.submit(**task) for task in TASKS]
-        world.ask("DELETE", f"/api/v1/tasks/{first[-1]}")
+        for number in first[-2:]:
+            world.ask("DELETE", f"/api/v1/tasks/{number}")
         while world.finish_running(exit_code=1, usage=AttemptUsage(gpu_samples=3, gpu_percent=40, cpu_ms=7)):
             world.execute(RunPass())
         ids = [f"task-{number}" for number in world.read(lambda state: sorted(state.tasks))]
@@ -121,7 +123,7 @@ def ask_all(world: RestWorld, ids: list[str]) -> dict[str, list[dict]]:
 @pytest.mark.parametrize("field", TaskAnswer.__struct_fields__)
 def test_a_field_is_the_same_once_the_task_is_forgotten(answers, way, field) -> None:
     live, past = ({task["task_id"]: task[field] for task in told[way]} for told in answers)
-    assert len(live) == len(TASKS) + 2, "an array of three"
+    assert len(live) == len(TASKS) + 3, "an array of three, and a worker"
     assert past == live
 
 
