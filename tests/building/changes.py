@@ -14,12 +14,13 @@ from dgpu.core.commands import (
     SetQuota,
     SubmitTasks,
 )
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.foresight.forward import end_task
 from dgpu.core.foresight.sooner import Change
 from dgpu.core.model.ids import NO_TASK, TaskId, parse_task_id
 from dgpu.core.model.quota import QuotaMode
 from dgpu.core.model.task import Pool, Shape, TaskSpec, TaskStatus
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 
 _MAX_PASSES = 10  # as the service does: one after the other while one is due
 

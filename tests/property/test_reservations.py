@@ -14,6 +14,7 @@ from building import START, node, returning, spec
 from building.examples import fixed_and_random
 from building.lockstep import Twins
 from dgpu.core.commands import BeginEpoch, ReportFinished, ReportStarted, RunPass, SubmitTasks
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.digest import digest
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TasksReserved
 from dgpu.core.execute import execute
@@ -25,7 +26,7 @@ from dgpu.core.rejections import Rejection
 from dgpu.core.replay import replay
 from dgpu.core.rules.durations import KILL_GRACE_MS, RELEASE_MS
 from dgpu.core.rules.order import queue
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 from property.test_core_machine import RULES
 from property.test_life_machine import Lives
 

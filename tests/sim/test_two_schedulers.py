@@ -102,6 +102,7 @@ def test_contact_times_from_the_start_of_the_process_are_caught() -> None:
     """A standby that has waited for long would release the leases of a lost node at once."""
     assert _caught(
         "runs under lease",
+        first=60,
         make_scheduler=mutants.CountsFromProcessStart,
         only_fault="node_is_cut_off_and_master_dies",
     )

@@ -384,14 +384,3 @@ def _earliest(one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
-
-
-def pass_due(state: ClusterState) -> bool:
-    """Whether a change since the last pass could let a task start."""
-    if state.dependents.broken:
-        return True
-    if not state.queue.count:
-        return bool(state.crews.stirred) and state.crews.any_queue
-    has_slots = state.settings.reservations > 0
-    any_awake = state.queue.beds.any_awake(state.rooms.idle_milli, has_slots=has_slots)
-    return any_awake or bool(state.rooms.improved or state.stirred or state.crews.stirred)

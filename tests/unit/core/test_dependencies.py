@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from building import cluster, do, finished, node, on, run_pass, task, tried
 from dgpu.core.commands import CancelTasks, RunPass, Tick
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.events import TasksCancelled
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
@@ -19,7 +20,7 @@ from dgpu.core.rejections import (
     TooManyDependencies,
     UnknownDependency,
 )
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 
 
 def end(state: ClusterState, task_id: int, exit_code: int = 0) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from building import cluster, do, finished, gpu, gpus_of, lease, node, run_pass, task
 from dgpu.core.commands import DrainNode, LoseNode, ObserveGpu, ReleaseNode, ResumeNode, RunPass
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.decide.table import decide
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskPlaced, TaskStarted
@@ -13,7 +14,7 @@ from dgpu.core.index.ranking import Ranking
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.settings import Placement, Settings
 from dgpu.core.model.task import Outcome, TaskStatus
-from dgpu.core.state import next_wake_at, pass_due
+from dgpu.core.state import next_wake_at
 
 
 def test_higher_priority_goes_first_and_equals_go_by_age_over_all_shapes() -> None:

@@ -326,3 +326,15 @@ def _is_let_in(state: ClusterState, bed: Bed, at: int) -> bool:
 
 def run_pass(state: ClusterState, command: RunPass) -> tuple[Event, ...]:
     return Pass(state, command).run(command.limit)
+
+
+def pass_due(state: ClusterState) -> bool:
+    """Whether a change since the last pass could let a task start, or give it a reservation."""
+    if state.dependents.broken:
+        return True
+    if not state.queue.count:
+        return bool(state.crews.stirred) and state.crews.any_queue
+    beds = state.queue.beds
+    if beds.any_awake(state.rooms.idle_milli) or state.rooms.improved or state.stirred or state.crews.stirred:
+        return True
+    return beds.any_above(slot_level(state, state.last_at))

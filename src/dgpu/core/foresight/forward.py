@@ -14,7 +14,7 @@ from dgpu.core.apply.node import confirm_all
 from dgpu.core.apply.table import apply
 from dgpu.core.commands import ReportFinished, ReportWorkers, RunPass, Tick, WorkerReport
 from dgpu.core.decide.endings import time_over
-from dgpu.core.decide.schedule import run_pass
+from dgpu.core.decide.schedule import pass_due, run_pass
 from dgpu.core.events import Event, GangPlaced, TaskPlaced, TaskStopRequested
 from dgpu.core.execute import execute
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
@@ -22,7 +22,7 @@ from dgpu.core.model.run_times import RunTimes, kind_of, quantile_ms
 from dgpu.core.model.task import Outcome, Task
 from dgpu.core.rules.durations import RELEASE_MS, STOP_MS, UNKNOWN, certain_ms
 from dgpu.core.rules.workers import run_ms
-from dgpu.core.state import ClusterState, next_wake_at, pass_due
+from dgpu.core.state import ClusterState, next_wake_at
 
 _CHARGE_MS: Final = 60_000  # virtual time between two Ticks if tenants are charged
 _MAX_IN_PASS: Final = 1_000

@@ -26,7 +26,7 @@ from dgpu.core.commands import (
     SetQuota,
     SubmitTasks,
 )
-from dgpu.core.decide.schedule import run_pass
+from dgpu.core.decide.schedule import pass_due, run_pass
 from dgpu.core.events import (
     Event,
     GangPlaced,
@@ -54,7 +54,7 @@ from dgpu.core.model.task import (
 )
 from dgpu.core.rejections import Rejection
 from dgpu.core.rules.order import queue
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 
 MAX_TRIES: Final = 48
 MAX_TOLD: Final = 6

@@ -147,9 +147,13 @@ class Beds:
 
     # the pass
 
-    def any_awake(self, idle_milli: int, *, has_slots: bool) -> bool:
-        """Whether a line should be tried. `has_slots`: a line that waits for GPUs may get a reservation."""
-        return bool(self._offers) or ((has_slots or idle_milli > 0) and bool(self._of_gpus))
+    def any_awake(self, idle_milli: int) -> bool:
+        return bool(self._offers) or (idle_milli > 0 and bool(self._of_gpus))
+
+    def any_above(self, slot_level: int) -> bool:
+        """Whether a line that waits for GPUs may take a reservation slot, although no GPU is idle."""
+        first = self._of_gpus.first()
+        return first is not None and _is_above(first.listed, slot_level)
 
     def first_awake(self, slot_level: int, idle_milli: int) -> Line | None:
         """The next line in order to try. `slot_level`: a task above this level may take a reservation slot."""

@@ -22,12 +22,13 @@ from dgpu.core.commands import (
     RunPass,
     SubmitTasks,
 )
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.decide.table import decide
 from dgpu.core.events import Event, GangPlaced, TaskPlaced
 from dgpu.core.execute import execute
 from dgpu.core.model.ids import NO_TASK
 from dgpu.core.rejections import JournalUnavailable, Rejection, StorageFull
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 from dgpu.journal.journal import Room
 from dgpu.service.machine.commit_queue import CommitQueue, Entry
 from dgpu.wire.records import encode_group, join_groups

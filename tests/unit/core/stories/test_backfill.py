@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from building import START, cluster, do, finished, node, restart, returning, run_pass, task
 from dgpu.core.commands import BeginEpoch, CancelTasks, HoldTasks, LoseNode, ReportStarted, RunPass
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.digest import digest
 from dgpu.core.events import Event
 from dgpu.core.foresight.explain import Explanation, explain
@@ -15,7 +16,7 @@ from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool, Restart, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.replay import replay
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 
 MINUTE = 60_000
 OVER_MS = 11_000  # kill grace and release

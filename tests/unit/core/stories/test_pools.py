@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from building import cluster, do, finished, node, restart, run_pass, spec, task, tried
 from dgpu.core.commands import CancelTasks, DrainNode, LoseNode, RunPass, SetQuota, SetTenant, SubmitTasks
+from dgpu.core.decide.schedule import pass_due
 from dgpu.core.digest import digest
 from dgpu.core.events import TaskStopRequested
 from dgpu.core.foresight.explain import explain
@@ -19,7 +20,7 @@ from dgpu.core.model.task import Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import ExceedsQuota, QuotaInUse
 from dgpu.core.rules.admission import used_milli
-from dgpu.core.state import ClusterState, pass_due
+from dgpu.core.state import ClusterState
 
 STRICT = Settings(quota=Quota(mode=QuotaMode.STRICT))
 BORROW = Settings(quota=Quota(mode=QuotaMode.BORROW))
