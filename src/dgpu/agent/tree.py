@@ -54,7 +54,7 @@ def read_proc(pid: int | str) -> Proc | None:
 
 def uid_of(pid: int) -> int | None:
     """The real Unix user. Not the owner of the files in /proc: a process can make root their owner."""
-    text = _status_field(pid, b"Uid:")
+    (text,) = _status_fields(pid, b"Uid:")
     return int(text) if text else None
 
 
@@ -206,21 +206,27 @@ class OrphanWatch:
 
 def is_thread(pid: int) -> bool:
     """Threads take pids as well and can be opened, but are not listed."""
-    text = _status_field(pid, b"Tgid:")
+    (text,) = _status_fields(pid, b"Tgid:")
     return bool(text) and int(text) != pid
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process catches the signal, or has blocked it and waits for it."""
+    """Whether a process catches the signal, or has blocked it and waits for it. A shell that starts a program has
+    blocked all signals for a moment. It does not sleep then, and would die of the signal.
+    """
     bit = 1 << (number - 1)
-    masks = (_status_field(pid, name) for name in (b"SigCgt:", b"SigBlk:"))
-    return any(int(mask or b"0", 16) & bit for mask in masks)
+    state, caught, blocked = _status_fields(pid, b"State:", b"SigCgt:", b"SigBlk:")
+    if int(caught or b"0", 16) & bit:
+        return True
+    return state == b"S" and bool(int(blocked or b"0", 16) & bit)
 
 
-def _status_field(pid: int, name: bytes) -> bytes:
-    """The first value of a line; empty if the process has ended."""
+def _status_fields(pid: int, *names: bytes) -> list[bytes]:
+    """The first values of lines, all of one moment; empty ones if the process has ended."""
+    values: dict[bytes, bytes] = {}
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - as above
         for line in file:
-            if line.startswith(name):
-                return line.split()[1]
-    return b""
+            name, *rest = line.split(None, 2)
+            if name in names:
+                values[name] = rest[0]
+    return [values.get(name, b"") for name in names]
