@@ -170,6 +170,26 @@ class EngineContract:
         assert (below.value.index, below.value.floor) == (3, 4)
         assert commit(engine, term, head).index == 6
 
+    def test_some_of_the_covered_groups_may_stay(self, connect) -> None:
+        engine = connect()
+        term = elected(engine)
+        committed(engine, term, 5)
+        chains = [engine.chain_at(index) for index in range(6)]
+        engine.store_snapshot(term, 2, 1, [b"first"], kept_from=1)
+        engine.delete_covered(term)
+        assert (engine.floor(), engine.snapshot().index) == (1, 2)
+        engine.store_snapshot(term, 4, 1, [b"second"], kept_from=3)
+        engine.store_snapshot(term, 3, 1, [b"older"], kept_from=3)
+        engine.delete_covered(term)
+        other = connect()
+        assert (other.floor(), other.snapshot().index) == (3, 4)
+        assert [other.chain_at(index) for index in range(2, 6)] == chains[2:]
+        assert other.records(3, 5) == [record_of(3), record_of(4), record_of(5)]
+        with pytest.raises(BelowFloor):
+            other.records(2, 5)
+        engine.store_snapshot(term, 5, 1, [b"third"], kept_from=1)
+        assert engine.floor() == 3, "groups that may be gone do not come back"
+
     def test_everything_may_be_deleted(self, connect) -> None:
         engine = connect()
         term = elected(engine)

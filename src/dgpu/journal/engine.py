@@ -18,6 +18,7 @@ import msgspec
 from dgpu.journal.errors import JournalError
 
 PART_BYTES = 1 << 20  # the largest value of one key: etcd takes requests up to 1.5 MiB
+NOT_KEPT = 1 << 62  # no group that the snapshot covers
 
 
 class EngineError(JournalError):
@@ -215,10 +216,14 @@ class Engine(Protocol):
         """Raises SnapshotReplaced."""
         ...
 
-    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
-        """Stores a snapshot of the state after group `index`, in parts of at most 1 MiB, and moves the floor behind it.
+    def store_snapshot(
+        self, term: Term, index: int, epoch: int, parts: Iterable[bytes], *, kept_from: int = NOT_KEPT
+    ) -> None:
+        """Stores a snapshot of the state after group `index`, in parts of at most 1 MiB, and moves the floor behind it,
+        or to `kept_from` if that is lower.
 
-        Both take effect together, after the last part. Nothing is deleted yet. A snapshot below the floor is ignored.
+        Both take effect together, after the last part. Nothing is deleted yet. A snapshot that is not later than the
+        stored one is ignored.
         Raises FenceLost, EngineFull; after EngineUnavailable, a later snapshot may be stored. An error that `parts`
         raises leaves everything as it was.
         """

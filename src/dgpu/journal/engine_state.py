@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 
 from dgpu.journal.engine import (
+    NOT_KEPT,
     BelowFloor,
     Candidate,
     EngineFull,
@@ -111,11 +112,19 @@ class EngineState:
     def chain_at(self, index: int) -> bytes | None:
         return self._chains.get(index)
 
-    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Sequence[bytes], now_ms: int) -> None:
+    def store_snapshot(
+        self,
+        term: Term,
+        index: int,
+        epoch: int,
+        parts: Sequence[bytes],
+        now_ms: int,
+        kept_from: int = NOT_KEPT,
+    ) -> None:
         self.confirm(term, now_ms)
         if index > self.head.index:
             raise ValueError(f"group {index} is not committed: the head is at {self.head.index}")
-        if index < self.floor:
+        if self.snapshot is not None and index <= self.snapshot.index:
             return
         if self.is_full:
             raise EngineFull("the engine's quota is used up")
@@ -128,7 +137,7 @@ class EngineState:
             fence=term.fence,
         )
         self._snapshot_parts = tuple(parts)
-        self.floor = index + 1
+        self.floor = max(self.floor, min(index + 1, kept_from))
 
     def snapshot_parts(self, stored: StoredSnapshot) -> tuple[bytes, ...]:
         if stored != self.snapshot:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from dgpu.journal.engine import (
+    NOT_KEPT,
     Candidate,
     EngineHealth,
     EngineUnavailable,
@@ -77,9 +78,11 @@ class MemoryEngine:
     def snapshot_parts(self, stored: StoredSnapshot) -> Iterator[bytes]:
         yield from self._call(lambda state, _: state.snapshot_parts(stored))
 
-    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
+    def store_snapshot(
+        self, term: Term, index: int, epoch: int, parts: Iterable[bytes], *, kept_from: int = NOT_KEPT
+    ) -> None:
         read = tuple(parts)
-        self._call(lambda state, now: state.store_snapshot(term, index, epoch, read, now))
+        self._call(lambda state, now: state.store_snapshot(term, index, epoch, read, now, kept_from))
 
     def delete_covered(self, term: Term) -> None:
         self._call(lambda state, now: state.delete_covered(term, now))

@@ -65,10 +65,10 @@ class ServedAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrimRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When the leader stores a snapshot in the engine and deletes the groups before it."""
+    """When the leader stores a snapshot in the engine and deletes groups that it covers."""
 
     look_s: float = 10.0
-    max_groups: int = 50_000  # kept in the engine
+    max_groups: int = 50_000  # in the engine since its snapshot
     max_bytes: int = 128 << 20  # of groups, before packing
     times_snapshot: int = (
         4  # and at least this many times the size of the last snapshot, which must be worth its cost

@@ -35,6 +35,16 @@ async def submit(master: Member, count: int) -> None:
         assert (await master.ask("/api/v1/tasks", TASK)).status == 201
 
 
+async def submit_until_floor(master: Member, shared: SharedState, above: int) -> int:
+    """Returns the number of tasks. The floor follows behind the last snapshot but one."""
+    count = 0
+    async with asyncio.timeout(DEADLINE_S):
+        while shared.state.floor <= above:
+            await submit(master, 10)
+            count += 10
+    return count
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - another thread changes the engine
@@ -61,18 +71,17 @@ async def test_a_standby_that_was_off_for_long_returns_by_itself(tmp_path: Path)
         await until_total(second, 5)
         await second.stop()
         away_at = shared.state.head.index
-        await submit(first, 60)
-        await until(lambda: shared.state.floor > away_at + 1)
+        later = await submit_until_floor(first, shared, away_at + 1)
         assert len(shared.state._records) <= shared.state.head.index - shared.state.floor + 1
         await second.start()
-        await until_total(second, 65)
+        await until_total(second, 5 + later)
         assert list((tmp_path / "b").glob("aside-before-*"))
         await until_history(second)
-        assert stored_tasks(tmp_path / "b") == 65, "the history goes on with its earlier tasks"
+        assert stored_tasks(tmp_path / "b") == 5 + later, "the history goes on with its earlier tasks"
         await first.stop()
         await second.until_role("master")
         await submit(second, 1)
-        await until_total(second, 66)
+        await until_total(second, 6 + later)
     finally:
         for each in (first, second):
             await each.end()
@@ -105,10 +114,9 @@ async def test_a_standby_that_was_cut_off_for_long_fetches_the_snapshot(tmp_path
         await until_total(second, 5)
         second.engine.is_down = True
         away_at = shared.state.head.index
-        await submit(first, 60)
-        await until(lambda: shared.state.floor > away_at + 1)
+        later = await submit_until_floor(first, shared, away_at + 1)
         second.engine.is_down = False
-        await until_total(second, 65)
+        await until_total(second, 5 + later)
         assert second.serving is not None
         assert not second.serving.done()
     finally:
@@ -122,10 +130,9 @@ async def test_a_new_scheduler_begins_with_the_snapshot(tmp_path: Path) -> None:
     try:
         await first.start()
         await first.until_role("master")
-        await submit(first, 60)
-        await until(lambda: shared.state.floor > 10)
+        count = await submit_until_floor(first, shared, 10)
         await second.start()
-        await until_total(second, 60)
+        await until_total(second, count)
         assert not list((tmp_path / "b").glob("aside-*")), "it had nothing of its own"
     finally:
         for each in (first, second):

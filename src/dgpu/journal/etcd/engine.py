@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dgpu.journal.engine import (
+    NOT_KEPT,
     PART_BYTES,
     Candidate,
     EngineError,
@@ -172,22 +173,27 @@ class EtcdEngine:
     def snapshot_parts(self, stored: StoredSnapshot) -> Iterator[bytes]:
         return read_parts(self._txn, self._keys, stored)
 
-    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Iterable[bytes]) -> None:
+    def store_snapshot(
+        self, term: Term, index: int, epoch: int, parts: Iterable[bytes], *, kept_from: int = NOT_KEPT
+    ) -> None:
         kv, head = self._leader_and_head()
         _check_fence(term, kv, head)
         floor, revision = self._floor()
         if index > head.index:
             raise ValueError(f"group {index} is not committed: the head is at {head.index}")
-        if index < floor.index:
+        last = self.snapshot()
+        if last is not None and index <= last.index:
             return
-        chain = self.chain_at(index)
-        if chain is None:
+        kept_from = max(floor.index, min(index + 1, kept_from))
+        chain, chain_before = self.chain_at(index), self.chain_at(kept_from - 1)
+        if chain is None or chain_before is None:
             raise EngineUnavailable(f"group {index} disappeared while its snapshot was stored")
         count, sha256 = write_parts(
             lambda operation: self._write(term, operation), self._keys, index, term.fence, parts
         )
         stored = StoredSnapshot(index, epoch, chain, count, sha256, term.fence)
-        if not move_floor(self._txn, self._keys, term, stored, revision):
+        floor = FloorValue(index=kept_from, chain=chain_before)
+        if not move_floor(self._txn, self._keys, term, stored, floor, revision):
             self.confirm(term)
             raise EngineUnavailable("the floor was moved by another call")
 

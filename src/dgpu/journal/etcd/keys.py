@@ -8,7 +8,7 @@
 <prefix>keys                     fingerprints of the key files that all schedulers need
 <prefix>group/<20 digits>        a group, or the name and number of its parts
 <prefix>part/<20 digits>/<fence>-<chain>/<6 digits>
-<prefix>snapshot                 the snapshot that covers all groups below the floor: index, epoch, chain, parts, hash
+<prefix>snapshot                 a snapshot of the state at or above the floor: index, epoch, chain, parts, hash
 <prefix>snapshot/<20 digits>-<fence>/<6 digits>
 """
 

@@ -55,13 +55,17 @@ def write_parts(
 
 
 def move_floor(
-    transact: Transact, keys: Keys, term: Term, stored: StoredSnapshot, floor_revision: int
+    transact: Transact,
+    keys: Keys,
+    term: Term,
+    stored: StoredSnapshot,
+    floor: FloorValue,
+    floor_revision: int,
 ) -> bool:
-    """From now on the snapshot counts, and groups up to its index may be deleted. False: leader or floor changed."""
-    floor = encode(FloorValue(index=stored.index + 1, chain=stored.chain))
+    """From now on the snapshot counts, and groups below the floor may be deleted. False: leader or floor changed."""
     request = txn(
         [created_at(keys.leader, term.fence), modified_at(keys.floor, floor_revision)],
-        [put(keys.snapshot, encode(stored)), put(keys.floor, floor)],
+        [put(keys.snapshot, encode(stored)), put(keys.floor, encode(floor))],
         [get(keys.snapshot)],
     )
     answer = transact(request)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dgpu.core.apply.table import apply
 from dgpu.core.digest import digest
 from dgpu.core.state import ClusterState
-from dgpu.journal.engine import Head, Term
+from dgpu.journal.engine import NOT_KEPT, Head, Term
 from dgpu.journal.engine_state import EngineState
 from dgpu.journal.format import record_at
 from dgpu.journal.segments import group_of
@@ -37,10 +37,18 @@ class Truth(EngineState):
             self._on_committed(last, index, epoch, record)
         return head
 
-    def store_snapshot(self, term: Term, index: int, epoch: int, parts: Sequence[bytes], now_ms: int) -> None:
-        floor = self.floor
-        super().store_snapshot(term, index, epoch, parts, now_ms)
-        if self.floor == floor:
+    def store_snapshot(
+        self,
+        term: Term,
+        index: int,
+        epoch: int,
+        parts: Sequence[bytes],
+        now_ms: int,
+        kept_from: int = NOT_KEPT,
+    ) -> None:
+        last = self.snapshot
+        super().store_snapshot(term, index, epoch, parts, now_ms, kept_from)
+        if self.snapshot is last:
             return
         self.snapshots += 1
         stored = decode_snapshot(b"".join(parts), "the engine")
