@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from dgpu.service.access.principal import Principal, owner
+from dgpu.service.rest import turnstile
 from dgpu.service.rest.turnstile import Turnstile, lane_of
 from dgpu.wire.roles import Role
 
@@ -44,6 +47,45 @@ async def test_tenants_take_turns() -> None:
     for lane in ("a", "b", "c"):
         requests.ask(lane, 3)
     assert await requests.end() == ["a", "b", "c"] * 3
+
+
+async def turns_of(requests: Requests, count: int = 6) -> list[str]:
+    """The requests that begin in each turn of the loop, after the first turn, sorted."""
+    found: list[str] = []
+    while len(found) <= count:
+        before = len(requests.begun)
+        await asyncio.sleep(0)
+        found += ["".join(sorted(requests.begun[before:]))] if requests.begun[before:] else []
+    await requests.end()
+    return found[1:]
+
+
+async def test_fewer_requests_of_a_flood_begin_in_a_turn_while_a_calm_tenant_is_active() -> None:
+    requests = Requests(Turnstile(per_turn=8))
+    requests.ask("c")
+    requests.ask("f", 100)
+    assert await turns_of(requests) == ["ff"] * 6
+
+
+async def test_a_tenant_that_is_alone_keeps_long_turns() -> None:
+    requests = Requests(Turnstile(per_turn=8))
+    requests.ask("f", 100)
+    assert await turns_of(requests) == ["f" * 8] * 6
+
+
+async def test_tenants_with_crowds_share_long_turns() -> None:
+    requests = Requests(Turnstile(per_turn=8))
+    requests.ask("a", 100)
+    requests.ask("b", 100)
+    assert await turns_of(requests) == ["aaaabbbb"] * 6
+
+
+async def test_a_tenant_that_was_calm_and_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turnstile, "ACTIVE_SECONDS", 0.0)
+    requests = Requests(Turnstile(per_turn=8))
+    requests.ask("c")
+    requests.ask("f", 100)
+    assert await turns_of(requests) == ["f" * 8] * 6
 
 
 def waits(turnstile: Turnstile, lane: str) -> bool:
