@@ -9,7 +9,7 @@ from dgpu.core.index.queue import Queue
 from dgpu.core.invariants_of_workers import check_workers
 from dgpu.core.model.health import Health
 from dgpu.core.model.idempotency import KeyRing, created_at
-from dgpu.core.model.ids import NO_LEASE, GpuId, TenantId
+from dgpu.core.model.ids import NO_LEASE, GpuId, TaskId, TenantId
 from dgpu.core.model.secrets import MAX_SEALED_BYTES, MAX_SECRETS, secret_id
 from dgpu.core.model.task import WHOLE_MILLI, Pool, Task, TaskStatus
 from dgpu.core.model.tokens import HASH_BYTES, MAX_TOKENS
@@ -129,13 +129,16 @@ def _check_waiting(state: ClusterState) -> None:
                 other is not None and not other.status.is_final and other.id < task_id,
                 f"task {task_id} waits for {dependency.task_id}, which is over",
             )
-    running: dict[int, int] = {}
+    running: dict[TaskId, int] = {}
     for task in state.tasks.values():
         shape = state.shapes[task.shape_id]
         if shape.array_id and task.status is TaskStatus.RUNNING:
             running[shape.array_id] = running.get(shape.array_id, 0) + 1
             _hold(running[shape.array_id] <= shape.array_limit, f"array {shape.array_id} runs too many")
-    _hold(running == state.queue.arrays, "the count of running tasks of arrays is wrong")
+    for array_id, number in running.items():
+        _hold(
+            state.queue.running_of(array_id) == number, f"array {array_id} has a wrong count of running tasks"
+        )
     for line in state.queue.lines():
         shape = line.shape
         full = bool(shape.array_id) and running.get(shape.array_id, 0) >= shape.array_limit
@@ -238,8 +241,7 @@ def _indexes(state: ClusterState, *, settled: bool) -> dict[str, object]:
         "the holders of GPUs": state.rooms.holders,
         "the counts of GPUs": state.rooms.counts,
         "the index of waiting tasks": _lines(state.queue),
-        "the count of waiting tasks": state.queue.count,
-        "the interned shapes": state.queue.by_shape,
+        "the shapes, arrays and count of waiting tasks": state.queue.facts(),
         "the index of ended tasks": sorted(state.ended),
         "the dependents": state.dependents.facts(),
         "the ends of allocations": sorted(entry for entry in state.expiring if entry[2] in state.leases),

@@ -52,7 +52,7 @@ _COPIED: Final = (
     "stirred",
 )
 NOT_COMPUTED: Final = -1  # in place of a time
-_LINKED: Final = ("accounts", "bookings", "crews", "freed", "queue", "rooms")
+_LINKED: Final = ("accounts", "bookings", "crews", "queue", "rooms")
 
 
 class ClusterState:
@@ -129,7 +129,6 @@ class ClusterState:
         twin.accounts = self.accounts.copy(twin.tenants)
         twin.queue.discard()  # the empty queue
         twin.queue = self.queue.copy(twin.tasks, twin.accounts)
-        twin.freed = {tenant_id: twin.accounts.open(tenant_id) for tenant_id in self.freed}
         twin.rooms = self.rooms.copy(twin.nodes, twin.gpus, twin.leases)
         twin.crews = self.crews.copy()
         return twin
@@ -178,7 +177,6 @@ class ClusterState:
         self.away: dict[NodeId, dict[Pool, int]] = {}  # use of GPUs that are unreachable or faulty
         self.reclaims: dict[LeaseId, TaskId] = {}  # stops that return quota, with the task that waits for it
         self.stirred = True  # use, quota or tenants changed since lines were last woken for that
-        self.freed: dict[TenantId, Account] = {}  # tenants that use less since then, or have other limits
         self.dependents = Dependents()
         self.rooms: Rooms = Rooms(self.nodes, self.gpus, self.leases, self.settings, self.typical)
         self.ended: list[tuple[int, TaskId]] = []  # heap: (ended_at, id) of ended tasks
@@ -204,6 +202,11 @@ class ClusterState:
         self.accounts.hold(known.account, lease, milli)
         self.bookings.ends.note((lease.id,))
 
+    def note_freed(self, account: Account) -> None:
+        """The tenant uses or reserves less: its own tasks may start, and those that wait for quota."""
+        self.accounts.note_freed(account)
+        self.stirred = True
+
     # reservations
 
     def reserve(self, reservation: Reservation) -> None:
@@ -225,9 +228,7 @@ class ClusterState:
             for place in reservation.places:
                 self.rooms.keep(place.node_id, task_id, None)
             self.queue.note_reserved(self.tasks[task_id], -1)
-            account = self.queue.shapes[self.tasks[task_id].shape_id].account
-            self.freed[account.tenant_id] = account
-            self.stirred = True
+            self.note_freed(self.queue.shapes[self.tasks[task_id].shape_id].account)
             self.bookings.forget(task_id)
 
     def hasten(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -293,9 +294,9 @@ class ClusterState:
     # shapes
 
     def know(self, shape: Shape) -> KnownShape:
-        shape_id = self.queue.by_shape.get(shape)
-        if shape_id is not None:
-            return self.queue.shapes[shape_id]
+        known = self.queue.find(shape)
+        if known is not None:
+            return known
         shape_id = self.next_shape_id
         self.next_shape_id = ShapeId(shape_id + 1)
         self.shapes[shape_id] = shape

@@ -10,13 +10,16 @@ import pytest
 from dgpu.core.index.account import Accounts
 from dgpu.core.index.beds import Beds
 from dgpu.core.index.bookings import Bookings
+from dgpu.core.index.crews import Crews
+from dgpu.core.index.ends import Ends
 from dgpu.core.index.queue import Queue
 from dgpu.core.index.rooms import Rooms
+from dgpu.core.model.dependencies import Dependents
 from dgpu.core.parts import PART_NAMES
 from dgpu.core.state import ClusterState
 
-MAX_DERIVED = 31
-INDEXES = (Accounts, Beds, Bookings, Queue, Rooms)
+MAX_DERIVED = 30
+INDEXES = (Accounts, Beds, Bookings, Crews, Dependents, Ends, Queue, Rooms)
 
 
 def fields_of(kind: type) -> tuple[str, ...]:

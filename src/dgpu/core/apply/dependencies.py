@@ -29,7 +29,7 @@ def wait_no_more(state: ClusterState, task: Task) -> str:
 
 def tell_dependents(state: ClusterState, ended: Task) -> None:
     """Dependents that waited for this outcome may start. Dependents that waited for another outcome never will."""
-    for task_id in state.dependents.by_task.pop(ended.id, ()):
+    for task_id in state.dependents.take(ended.id):
         awaited = state.after[task_id]
         dependency = next(each for each in awaited.on if each.task_id == ended.id)
         rest = tuple(each for each in awaited.on if each.task_id != ended.id)

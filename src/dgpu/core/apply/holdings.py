@@ -41,8 +41,7 @@ def note_released(state: ClusterState, lease: Lease, at: int) -> None:
     accounts.let_go(account, lease, milli)
     if lease.stop_for:
         del state.reclaims[lease.id]
-    state.freed[account.tenant_id] = account
-    state.stirred = True
+    state.note_freed(account)
 
 
 # events
@@ -95,7 +94,7 @@ def adopt_settings(state: ClusterState, event: EpochBegan) -> None:
 
 def _set_quota(state: ClusterState, quota: Quota) -> None:
     state.quota = quota
-    state.rooms.refreshed.update(dict.fromkeys(state.rooms.by_node))  # the limits of pools are computed again
+    state.rooms.recount()  # the limits of pools are computed again
 
 
 def _know(state: ClusterState, tenant: Tenant, at: int) -> None:
@@ -115,7 +114,8 @@ def _forget(state: ClusterState, tenant_id: TenantId) -> None:
 
 def _tenants_changed(state: ClusterState) -> None:
     state.accounts.learn(state.usages, state.meter)
-    state.freed.update(state.accounts.by_tenant)
+    for account in state.accounts.by_tenant.values():
+        state.accounts.note_freed(account)
     state.stirred = True
 
 

@@ -31,9 +31,7 @@ def _move(state: ClusterState, known: Reservation, made: Reservation) -> None:
                 state.rooms.keep(place.node_id, made.task_id, None)
         state.keep(made)
     # Other tasks may pass the reservation now.
-    account = state.queue.shapes[state.tasks[made.task_id].shape_id].account
-    state.freed[account.tenant_id] = account
-    state.stirred = True
+    state.note_freed(state.queue.shapes[state.tasks[made.task_id].shape_id].account)
     for place in made.places:
         state.rooms.touch(place.node_id)
         state.rooms.note_improved(place.node_id)

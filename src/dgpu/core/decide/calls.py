@@ -200,7 +200,7 @@ def submit_workers(state: ClusterState, line: Line, at: int) -> tuple[Event, ...
     if wanted <= 0:
         return ()
     if app.eligible_at > at:
-        state.crews.again_at[app.id] = app.eligible_at
+        state.crews.look_at(app.id, app.eligible_at)
         return ()
     return (TasksSubmitted(at=at, first_id=state.next_task_id, entries=((wanted, app.spec),)),)
 

@@ -162,8 +162,7 @@ class Pass:
 
     def _prepare(self) -> None:
         state, queue = self.state, self.state.queue
-        if queue.back_off:
-            queue.advance(self.at)
+        queue.advance(self.at)
         self._apply(typical_due(state, self.at))
         if state.apps:
             state.crews.advance(self.at)
@@ -218,9 +217,8 @@ def wake(state: ClusterState, at: int) -> None:
         for room in rooms.improved.values():
             queue.beds.wake_for_room(room, _passable(state, room, at))
         rooms.improved.clear()
-    for account in state.freed.values():
+    for account in state.accounts.take_freed():
         queue.beds.wake_for_tenant(account)
-    state.freed.clear()
     state.stirred = False
     queue.beds.wake_for_slot(slot_level(state, at))
     _wake_for_less(state, at)

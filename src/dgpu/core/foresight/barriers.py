@@ -124,7 +124,7 @@ def conditions_of(state: ClusterState, task: Task) -> list[Blocker]:
         else:
             found.append(_dependencies(awaited.on))
     shape = state.shapes[task.shape_id]
-    running = state.queue.arrays.get(shape.array_id, 0) if shape.array_id else 0
+    running = state.queue.running_of(shape.array_id)
     if shape.array_id and running >= shape.array_limit:
         found.append(_array_full(shape, running))
     return found

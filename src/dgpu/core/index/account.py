@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING
 from dgpu.core.index.standings import NOWHERE, Standings
 from dgpu.core.model.ids import ShapeId, TenantId
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.task import WHOLE_MILLI
+from dgpu.core.model.task import WHOLE_MILLI, Pool
 from dgpu.core.model.tenant import WEIGHT_MILLI, Tenant
 from dgpu.core.model.usage import STEP_MS, Meter, Usage, factor, weigh
 
 if TYPE_CHECKING:
-    from dgpu.core.index.line import KnownShape
-from dgpu.core.model.task import Pool
-
-if TYPE_CHECKING:
-    from dgpu.core.index.line import Line
+    from dgpu.core.index.line import KnownShape, Line
 
 
 class Account:
@@ -83,6 +79,7 @@ class Accounts:
     __slots__ = (
         "_dropped",
         "_factor",
+        "_freed",
         "_held_factor",
         "_meter",
         "_standings",
@@ -97,6 +94,7 @@ class Accounts:
         self._dropped: dict[
             TenantId, Account
         ] = {}  # tenants that moved ahead: their lines may be listed too late
+        self._freed: dict[TenantId, Account] = {}  # tenants that use less, or have other limits
         self.guaranteed: dict[TenantId, Account] = {}
         self._tenants = tenants
         self._meter = meter
@@ -113,6 +111,8 @@ class Accounts:
                 twin.guaranteed[tenant_id] = copied
             if tenant_id in self._dropped:
                 twin._dropped[tenant_id] = copied
+            if tenant_id in self._freed:
+                twin._freed[tenant_id] = copied
         return twin
 
     def open(self, tenant_id: TenantId) -> Account:
@@ -129,6 +129,7 @@ class Accounts:
             del self.by_tenant[account.tenant_id]
             self._standings.leave(account)
             self._dropped.pop(account.tenant_id, None)
+            self._freed.pop(account.tenant_id, None)
 
     def learn(self, usages: Mapping[TenantId, Usage], meter: Meter) -> None:
         """Tenants, use or the meter changed, and so did every share."""
@@ -147,6 +148,15 @@ class Accounts:
         dropped = list(self._dropped.values())
         self._dropped.clear()
         return dropped
+
+    def note_freed(self, account: Account) -> None:
+        self._freed[account.tenant_id] = account
+
+    def take_freed(self) -> list[Account]:
+        """The tenants that use less since the last call, or have other limits."""
+        freed = list(self._freed.values())
+        self._freed.clear()
+        return freed
 
     # current use
 

@@ -29,19 +29,19 @@ class Crew:
 
 
 class Crews:
-    __slots__ = ("_slots", "again_at", "by_app", "stirred")
+    __slots__ = ("_again_at", "_slots", "by_app", "stirred")
 
     def __init__(self) -> None:
         self.by_app: dict[str, Crew] = {}
         self._slots: dict[LeaseId, dict[LeaseId, None]] = {}  # by the lease of the worker; none are empty
         self.stirred: dict[str, None] = {}  # apps whose calls may get a slot or a worker since the last pass
-        self.again_at: dict[str, int] = {}  # time alone lets calls of these apps in
+        self._again_at: dict[str, int] = {}  # time alone lets calls of these apps in
 
     def copy(self) -> Crews:
         twin = Crews()
         twin.by_app = {app_id: crew.copy() for app_id, crew in self.by_app.items()}
         twin._slots = {lease_id: calls.copy() for lease_id, calls in self._slots.items()}
-        twin.stirred, twin.again_at = self.stirred.copy(), self.again_at.copy()
+        twin.stirred, twin._again_at = self.stirred.copy(), self._again_at.copy()
         return twin
 
     def rebuild(
@@ -90,7 +90,7 @@ class Crews:
 
     @property
     def next_again_at(self) -> int | None:
-        return min(self.again_at.values(), default=None)
+        return min(self._again_at.values(), default=None)
 
     # changes
 
@@ -107,7 +107,7 @@ class Crews:
             return False
         del self.by_app[app_id]
         self.stirred.pop(app_id, None)
-        self.again_at.pop(app_id, None)
+        self._again_at.pop(app_id, None)
         return True
 
     def take(self, worker: LeaseId, call: LeaseId) -> None:
@@ -127,10 +127,10 @@ class Crews:
 
     def look_at(self, app_id: str, at: int) -> None:
         """Calls of the app are looked at again at this time at the latest."""
-        self.again_at[app_id] = min(at, self.again_at.get(app_id, at))
+        self._again_at[app_id] = min(at, self._again_at.get(app_id, at))
 
     def advance(self, at: int) -> None:
         """Stirs the apps whose time has come."""
-        for app_id in [app_id for app_id, again_at in self.again_at.items() if again_at <= at]:
-            del self.again_at[app_id]
+        for app_id in [app_id for app_id, again_at in self._again_at.items() if again_at <= at]:
+            del self._again_at[app_id]
             self.stirred[app_id] = None

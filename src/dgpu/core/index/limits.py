@@ -29,12 +29,11 @@ def quota_of(state: ClusterState) -> Split:
 
 def settle_pools(state: ClusterState) -> None:
     """Updates the pools' limits: the quota, plus current use on GPUs that do not count for it."""
-    refreshed = state.rooms.refreshed
+    refreshed = state.rooms.take_refreshed()
     if not refreshed:
         return
     for node_id in refreshed:
         _count_away(state, node_id)
-    refreshed.clear()
     state.stirred = True
     state.bookings.windows_at = -1  # they depend on the limits
     parts = quota_of(state)
@@ -49,7 +48,7 @@ def _count_away(state: ClusterState, node_id: NodeId) -> None:
     room = state.rooms.by_node.get(node_id)
     if room is None:
         return
-    counts = state.rooms.by_node[node_id].counts
+    counts = room.counts
     if not room.leases or sum(counts) == sum(counts[slot] for slot in _COUNTED):
         return
     away = dict.fromkeys(Pool, 0)

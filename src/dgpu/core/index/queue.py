@@ -28,11 +28,11 @@ class Queue:
         "_accounts",
         "_ageing",
         "_array_lines",
+        "_arrays",
         "_back_off_heap",
-        "arrays",
+        "_by_shape",
         "back_off",
         "beds",
-        "by_shape",
         "count",
         "pools",
         "shapes",
@@ -42,8 +42,8 @@ class Queue:
         self._accounts = accounts
         self.pools: dict[Pool | None, PoolUse] = new_pools()
         self.shapes: dict[ShapeId, KnownShape] = {}
-        self.by_shape: dict[Shape, ShapeId] = {}
-        self.arrays: dict[TaskId, int] = {}  # arrays with a limit: number of running tasks, if any
+        self._by_shape: dict[Shape, ShapeId] = {}
+        self._arrays: dict[TaskId, int] = {}  # arrays with a limit: number of running tasks, if any
         self.count = 0  # waiting tasks
         self.back_off: dict[TaskId, int] = {}  # end of the back-off
         self._back_off_heap: list[tuple[int, TaskId]] = []
@@ -54,8 +54,8 @@ class Queue:
     def copy(self, tasks: Mapping[TaskId, Task], accounts: Accounts) -> Queue:
         """The same lines sleep in the copy."""
         twin = Queue(tasks, accounts, self._ageing.point_ms)
-        twin.arrays = self.arrays.copy()
-        twin.by_shape = self.by_shape.copy()
+        twin._arrays = self._arrays.copy()
+        twin._by_shape = self._by_shape.copy()
         twin.count = self.count
         twin.back_off = self.back_off.copy()
         twin._back_off_heap = self._back_off_heap.copy()
@@ -91,6 +91,10 @@ class Queue:
         self.beds.discard()
         self._array_lines.clear()
 
+    def facts(self) -> tuple[object, ...]:
+        """For comparison with a queue derived from scratch."""
+        return self._by_shape, self._arrays, self.count
+
     # shapes and lines
 
     def lines(self) -> Iterator[Line]:
@@ -100,13 +104,17 @@ class Queue:
     def know(self, shape_id: ShapeId, shape: Shape) -> KnownShape:
         """Adds a new shape."""
         known = self._know(shape_id, shape)
-        self.by_shape[shape] = shape_id
+        self._by_shape[shape] = shape_id
         return known
+
+    def find(self, shape: Shape) -> KnownShape | None:
+        shape_id = self._by_shape.get(shape)
+        return None if shape_id is None else self.shapes[shape_id]
 
     def forget(self, shape_id: ShapeId) -> None:
         """No task has this shape any more."""
         known = self.shapes.pop(shape_id)
-        del self.by_shape[known.shape]
+        del self._by_shape[known.shape]
         for line in list(known.lines.values()):
             self._close(line)
         self._accounts.close(known.account, shape_id)
@@ -130,7 +138,7 @@ class Queue:
         shape = known.shape
         if shape.array_id:
             self._array_lines.setdefault(shape.array_id, {})[line] = None
-            line.array_full = self.arrays.get(shape.array_id, 0) >= shape.array_limit
+            line.array_full = self.running_of(shape.array_id) >= shape.array_limit
         return line
 
     def _close(self, line: Line) -> None:
@@ -214,14 +222,18 @@ class Queue:
 
     # arrays
 
+    def running_of(self, array_id: TaskId) -> int:
+        """Running tasks of an array with a limit."""
+        return self._arrays.get(array_id, 0)
+
     def count_running(self, shape: Shape, change: int) -> None:
         """A task of an array with a limit started or ended. The lines of the array have no head while it runs its
         maximum.
         """
         array_id = shape.array_id
-        running = self.arrays.pop(array_id, 0) + change
+        running = self._arrays.pop(array_id, 0) + change
         if running:
-            self.arrays[array_id] = running
+            self._arrays[array_id] = running
         full = running >= shape.array_limit
         if full is not (running - change >= shape.array_limit):
             for line in self._array_lines.get(array_id, ()):

@@ -38,6 +38,7 @@ class Rooms:
         "_nodes",
         "_packing",
         "_rankings",
+        "_refreshed",
         "_reserved",
         "_settings",
         "_soonest",
@@ -46,7 +47,6 @@ class Rooms:
         "counts",
         "holders",
         "improved",
-        "refreshed",
     )
 
     def __init__(
@@ -69,9 +69,8 @@ class Rooms:
         self._giving: dict[NodeId, Room] = {}  # rooms with idle GPUs that no reservation keeps
         self._rankings = Rankings(self.by_node)
         self._soonest = Soonest(self.by_node)
-        self.refreshed: dict[
-            NodeId, None
-        ] = {}  # computed again: their GPUs may have begun or ceased to count for the quota
+        # Rooms that were computed again: their GPUs may have begun or ceased to count for the quota.
+        self._refreshed: dict[NodeId, None] = {}
         self._reserved: dict[NodeId, Room] = {}  # rooms with reservations
         self._packing: Packing | None = None  # created on first use
         self._mixed = False  # some node has several kinds of GPUs
@@ -98,7 +97,7 @@ class Rooms:
         twin._soonest = Soonest(twin.by_node)
         twin.holders = self.holders.copy()
         twin.counts = self.counts.copy()
-        twin.refreshed = self.refreshed.copy()
+        twin._refreshed = self._refreshed.copy()
         twin._mixed = self._mixed
         twin.improved = {node_id: twin.by_node[node_id] for node_id in self.improved}
         twin._reserved = {node_id: twin.by_node[node_id] for node_id in self._reserved}
@@ -149,16 +148,28 @@ class Rooms:
             counts[STATUSES.index(status_of(gpu, node, leased=gpu.id in self.holders))] += 1
         self._count(room, counts)
         self._changed(room)
-        self.refreshed[node_id] = None
+        self._refreshed[node_id] = None
         if room.ready:
             self.improved[node_id] = room
+
+    def recount(self) -> None:
+        """The rule changed by which GPUs count for the quota."""
+        self._refreshed.update(dict.fromkeys(self.by_node))
+
+    def take_refreshed(self) -> list[NodeId]:
+        """The nodes whose GPUs may have begun or ceased to count for the quota since the last call."""
+        if not self._refreshed:
+            return []
+        refreshed = list(self._refreshed)
+        self._refreshed.clear()
+        return refreshed
 
     def remove(self, node_id: NodeId) -> None:
         room = self.by_node.pop(node_id)
         self._largest = -1
         self._reserved.pop(node_id, None)
         self.improved.pop(node_id, None)
-        self.refreshed[node_id] = None
+        self._refreshed[node_id] = None
         room.ready = False
         self._count(room, [0] * len(STATUSES))
         self._changed(room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -67,33 +68,37 @@ class Awaited(
 class Dependents:
     """The dependents of each task. Derived from `ClusterState.after`, never journaled."""
 
-    __slots__ = ("broken", "by_task")
+    __slots__ = ("_by_task", "broken")
 
     def __init__(self) -> None:
-        self.by_task: dict[TaskId, dict[TaskId, None]] = {}
+        self._by_task: dict[TaskId, dict[TaskId, None]] = {}
         self.broken: dict[TaskId, None] = {}
 
     def copy(self) -> Dependents:
         twin = Dependents()
-        twin.by_task = {task_id: waiting.copy() for task_id, waiting in self.by_task.items()}
+        twin._by_task = {task_id: waiting.copy() for task_id, waiting in self._by_task.items()}
         twin.broken = self.broken.copy()
         return twin
 
     def link(self, task_id: TaskId, awaited: Awaited) -> None:
         for dependency in awaited.on:
-            self.by_task.setdefault(dependency.task_id, {})[task_id] = None
+            self._by_task.setdefault(dependency.task_id, {})[task_id] = None
         if awaited.broken is not None:
             self.broken[task_id] = None
 
     def unlink(self, task_id: TaskId, awaited: Awaited) -> None:
         for dependency in awaited.on:
-            waiting = self.by_task.get(dependency.task_id)
+            waiting = self._by_task.get(dependency.task_id)
             if waiting is not None:
                 waiting.pop(task_id, None)
                 if not waiting:
-                    del self.by_task[dependency.task_id]
+                    del self._by_task[dependency.task_id]
         self.broken.pop(task_id, None)
+
+    def take(self, ended: TaskId) -> Iterable[TaskId]:
+        """The tasks that wait for the one that ended. They are unlinked from it."""
+        return self._by_task.pop(ended, ())
 
     def facts(self) -> tuple[object, ...]:
         """For comparison with one derived from scratch."""
-        return ({task_id: sorted(waiting) for task_id, waiting in self.by_task.items()}, sorted(self.broken))
+        return ({task_id: sorted(waiting) for task_id, waiting in self._by_task.items()}, sorted(self.broken))
