@@ -162,8 +162,7 @@ class Worker:
             self._socket.release()
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        self._station.desk.leave()
-        self._station.wake()
+        self._station.leave_soon()
 
     def _after_fork(self) -> None:
         self._station.close_in_child()

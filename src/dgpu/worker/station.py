@@ -1,6 +1,6 @@
 """The worker's end of the socket: one agent at a time, heartbeats, frames both ways, captured output.
 
-One thread at a time may call `turn`. Any thread may call `send` and `wake`.
+One thread at a time may call `turn`. Any thread may call `send` and `wake`; a signal handler may call `leave_soon`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pathlib
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class Station:
         self._agent: socket.socket | None = None
         self._decoder = WorkerDecoder()
         self._outgoing: deque[tuple[bytes, bool]] = deque()  # frame, and whether it is output
+        self._sending = threading.Lock()  # for the order of `_outgoing`
         self._offset = 0  # bytes of the first frame that have been sent
         self._unread_output = 0
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -59,6 +61,7 @@ class Station:
         self._poll.register(self._wake_reader, select.POLLIN)
         self._reads_output = False
         self._waits_to_write = False
+        self._leaves_soon = False
         self._follow_output()
 
     @property
@@ -75,10 +78,12 @@ class Station:
 
     def send(self, frame: ToAgent) -> None:
         """Output is kept for the next agent, other frames are not: a new agent hears the present state."""
-        is_output = isinstance(frame, Output)
-        if self._agent is None and not is_output:
-            return
-        body = encode(frame)
+        with self._sending:
+            if self._agent is not None or isinstance(frame, Output):
+                self._append(frame)
+
+    def _append(self, frame: ToAgent) -> None:
+        body, is_output = encode(frame), isinstance(frame, Output)
         if is_output:
             self._unread_output += len(body)
         self._outgoing.append((body, is_output))
@@ -95,12 +100,19 @@ class Station:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_writer, b"!")
 
+    def leave_soon(self) -> None:
+        """The next turn leaves: a signal handler may interrupt the lines that change the queue of calls."""
+        self._leaves_soon = True
+        self.wake()
+
     def turn(self, seconds: float | None) -> None:
         """Reads and writes what can be, waits for at most so long (None: until something happens)."""
         self.flush()
         self._follow_output()
         for fd, event in self._poll.poll(self._milliseconds(seconds)):
             self._serve(fd, event)
+        if self._leaves_soon and not self.desk.leaving:
+            self.desk.leave()
         self.desk.tick()
         self._beat()
         self.flush()
@@ -110,7 +122,8 @@ class Station:
         """Sends frames, several in one call of the kernel, until the agent does not read fast enough."""
         agent = self._agent
         while self._outgoing and agent is not None:
-            buffers = [body for body, _ in islice(self._outgoing, _MAX_BUFFERS)]
+            with self._sending:
+                buffers = [body for body, _ in islice(self._outgoing, _MAX_BUFFERS)]
             if self._offset:
                 buffers[0] = buffers[0][self._offset :]
             try:
@@ -165,20 +178,27 @@ class Station:
             self._receive(self._agent)  # its last words: results that it has taken
         self._drop_agent()
         newest.setblocking(False)
-        self._agent = newest
         self._decoder = WorkerDecoder()
         self._poll.register(newest, select.POLLIN)
         self._waits_to_write = False
         self._next_beat = time.monotonic() + self._heartbeat_seconds
-        kept = [one for one in self._outgoing if one[1]]
-        self._outgoing.clear()
-        self._offset = 0
-        self.send(Hello(protocol=PROTOCOL, pid=os.getpid(), calls=self.desk.held(), models=self.models()))
-        self._outgoing.extend(kept)
+        self._greet(newest)
         self.send(Models(models=self.models()))
         if self.ready:
             self.send(Ready())
         self.desk.resend()
+
+    def _greet(self, newest: socket.socket) -> None:
+        """The hello comes before any frame that the function sends meanwhile."""
+        with self._sending:
+            self._agent = newest
+            kept = [one for one in self._outgoing if one[1]]
+            self._outgoing.clear()
+            self._offset = 0
+            self._append(
+                Hello(protocol=PROTOCOL, pid=os.getpid(), calls=self.desk.held(), models=self.models())
+            )
+            self._outgoing.extend(kept)
 
     def _receive(self, agent: socket.socket) -> None:
         try:
