@@ -57,7 +57,10 @@ class Invoker:
             if os.getpid() != self._pid:
                 # A forked child came back out of the function. Two processes must not serve one socket.
                 os._exit(0)
-        return _finished(done, running, ran_ms=int((self._clock() - begin) * 1000))
+        finished = _finished(done, running, ran_ms=int((self._clock() - begin) * 1000))
+        if done.result_file and not finished.result_file:
+            self._files.drop(done.result_file)
+        return finished
 
     def _call(self, call: Call) -> Any:
         function = self._found.get(call.entrypoint)

@@ -63,9 +63,17 @@ class Files:
         """Its name and SHA-256. The agent deletes it once it is stored."""
         name = f"result-{lease}"
         fd = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(body)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(body)
+        except OSError:
+            self.drop(name)  # half a file must not keep the disk full
+            raise
         return name, hashlib.sha256(body).hexdigest()
+
+    def drop(self, name: str) -> None:
+        """A result that is not sent after all."""
+        (self._directory / name).unlink(missing_ok=True)
 
 
 def is_large(body: bytes) -> bool:
