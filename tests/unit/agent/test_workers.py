@@ -266,7 +266,7 @@ def test_output_of_a_call_is_written_kept_and_deleted() -> None:
 def test_large_arguments_and_results_travel_beside_the_frames() -> None:
     node = node_with_worker()
     node.order(calls=[call(args_ref="a" * 64)])
-    node.feed(ArgumentsStored(lease_id=LeaseId(20), name="args-20"))
+    node.feed(ArgumentsStored(lease_id=LeaseId(20), worker_lease_id=WORKER, name="args-20"))
     assert [each.args_file for each in node.told()] == ["args-20"]
     node.say(done(result_file="r", sha256="b" * 64, size=9))
     assert node.take(PutResult) == [

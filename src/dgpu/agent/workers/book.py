@@ -11,6 +11,7 @@ from dgpu.agent.workers.words import (
     CallOutputClosed,
     CallRun,
     CloseCallOutput,
+    DeleteArguments,
     DeleteCallOutput,
     EndWorker,
     TellWorker,
@@ -142,6 +143,8 @@ class Book:
             self.gone.popitem(last=False)
         if worker.is_greeted:
             self._taken.setdefault(worker.lease_id, []).append(lease_id)
+        if call.args_file and (call.end is None or call.end.outcome != "returned"):
+            self._outputs.append(DeleteArguments(worker_lease_id=worker.lease_id, name=call.args_file))
         if not call.output_bytes:
             return
         if call.reported:

@@ -23,6 +23,10 @@ class FileRefused(Exception):  # noqa: N818 - a fact about the worker
     """One line for people."""
 
 
+class WorkerGone(FileRefused):
+    """Its directory is deleted when it ends."""
+
+
 def arguments_name(lease: int) -> str:
     return f"args-{lease:d}"
 
@@ -40,7 +44,7 @@ def store_arguments(source: Path, directory: str, name: str, uid: int) -> None:
 
 
 def open_result(directory: str, name: str, uid: int, size: int) -> int:
-    """Raises FileRefused."""
+    """Raises FileRefused, or WorkerGone."""
     if not _is_file_name(name):
         raise FileRefused(f"{name[:64]!r} is no name of a file")
     try:
@@ -48,6 +52,8 @@ def open_result(directory: str, name: str, uid: int, size: int) -> int:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, dir_fd=folder)
     except OSError as error:
+        if not os.path.lexists(directory):
+            raise WorkerGone("its worker has ended") from None
         raise FileRefused(f"its file cannot be read: {error.strerror}") from None
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != uid or found.st_size != size:

@@ -21,6 +21,7 @@ from dgpu.agent.workers.words import (
     ArgumentsStored,
     CloseCallOutput,
     ConnectWorker,
+    DeleteArguments,
     DeleteCallOutput,
     EndWorker,
     FetchArguments,
@@ -73,6 +74,8 @@ class WorkerHost:
                 self._outputs.put(output)
             case FetchArguments():
                 self._spawn(self._fetch(output))
+            case DeleteArguments():
+                self._spawn(self._delete(output))
             case PutResult():
                 self._spawn(self._put(output))
             case ConnectWorker():
@@ -115,24 +118,26 @@ class WorkerHost:
             async with self._uploads.archive(self._node_id, asked.lease_id, asked.sha256) as source:
                 await asyncio.to_thread(files.store_arguments, source, str(Path(path).parent), name, uid)
         except CannotUnpack as error:
-            self._feed(
-                ArgumentsStored(lease_id=asked.lease_id, error=str(error), is_of_node=error.is_of_node)
-            )
+            self._feed(_stored(asked, error=str(error), is_of_node=error.is_of_node))
         except OSError as error:
             why = (
                 "there is no room on the node"
                 if files.is_full(error)
                 else f"cannot be stored: {error.strerror}"
             )
-            self._feed(ArgumentsStored(lease_id=asked.lease_id, error=why, is_of_node=True))
+            self._feed(_stored(asked, error=why, is_of_node=True))
         else:
-            self._feed(ArgumentsStored(lease_id=asked.lease_id, name=name))
+            self._feed(_stored(asked, name=name))
+
+    async def _delete(self, unread: DeleteArguments) -> None:
+        if (address := self._address(unread.worker_lease_id)) is not None:
+            await asyncio.to_thread(files.delete, str(Path(address[0]).parent), unread.name)
 
     async def _put(self, asked: PutResult) -> None:
-        error = ""
+        error, is_lost = "", False
         address = self._address(asked.worker_lease_id)
         if address is None:
-            self._feed(ResultStored(lease_id=asked.lease_id, error="its worker has ended"))
+            self._feed(ResultStored(lease_id=asked.lease_id, error="its worker has ended", is_lost=True))
             return
         path, uid = address
         directory = str(Path(path).parent)
@@ -146,11 +151,23 @@ class WorkerHost:
                 while not await put_content(self._uploads, self._node_id, asked, descriptor):  # noqa: ASYNC110 - a server
                     await asyncio.sleep(_AGAIN_SECONDS)
         except (files.FileRefused, ContentRefused) as refusal:
-            error = str(refusal)
+            error, is_lost = str(refusal), isinstance(refusal, files.WorkerGone)
         await asyncio.to_thread(files.delete, directory, asked.name)
-        self._feed(ResultStored(lease_id=asked.lease_id, error=error))
+        self._feed(ResultStored(lease_id=asked.lease_id, error=error, is_lost=is_lost))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _stored(
+    asked: FetchArguments, *, name: str = "", error: str = "", is_of_node: bool = False
+) -> ArgumentsStored:
+    return ArgumentsStored(
+        lease_id=asked.lease_id,
+        worker_lease_id=asked.worker_lease_id,
+        name=name,
+        error=error,
+        is_of_node=is_of_node,
+    )

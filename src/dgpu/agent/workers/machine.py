@@ -137,6 +137,7 @@ class Workers:
                 continue
             passed_ms, worker.frozen_at_ms = now_ms - worker.frozen_at_ms, 0
             worker.heard_ms = now_ms
+            worker.hello_by_ms += passed_ms if worker.hello_by_ms else 0
             for call in worker.calls.values():
                 call.started_at_ms += passed_ms if call.started_at_ms else 0
                 call.cancelled_at_ms += passed_ms if call.cancelled_at_ms else 0

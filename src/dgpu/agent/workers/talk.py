@@ -14,7 +14,13 @@ from dgpu.agent.workers.records import (
     models_of,
     returned,
 )
-from dgpu.agent.workers.words import ArgumentsStored, PutResult, ResultStored, WriteCallOutput
+from dgpu.agent.workers.words import (
+    ArgumentsStored,
+    DeleteArguments,
+    PutResult,
+    ResultStored,
+    WriteCallOutput,
+)
 from dgpu.core.model.ids import LeaseId, TaskId
 from dgpu.worker import frames
 
@@ -180,6 +186,9 @@ class Talk:
     def on_arguments(self, stored: ArgumentsStored, now_ms: int) -> None:
         call = self._book.calls.get(stored.lease_id)
         if call is None or call.stage is not Stage.FETCHING:
+            if stored.name:  # the call was cancelled meanwhile
+                unread = DeleteArguments(worker_lease_id=stored.worker_lease_id, name=stored.name)
+                self._book.emit(unread)
             return
         if stored.error:
             outcome: CallOutcome = "worker_lost" if stored.is_of_node else "raised"
@@ -194,6 +203,7 @@ class Talk:
         if call is None or call.stage is not Stage.PUTTING or call.end is None:
             return
         if stored.error:
-            self._book.finish(call, call.ended("cannot_encode", now_ms, f"result: {stored.error}"))
+            lost: CallOutcome = "worker_lost" if stored.is_lost else "cannot_encode"
+            self._book.finish(call, call.ended(lost, now_ms, f"result: {stored.error}"))
         else:
             self._book.finish(call, call.end)

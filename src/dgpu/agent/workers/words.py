@@ -29,6 +29,7 @@ class ArgumentsStored(msgspec.Struct, frozen=True, kw_only=True):
     """Answers FetchArguments."""
 
     lease_id: LeaseId
+    worker_lease_id: LeaseId
     name: str = ""  # of the file beside the worker's socket
     error: str = ""
     is_of_node: bool = False  # the error may not come again on another node
@@ -39,6 +40,7 @@ class ResultStored(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_id: LeaseId
     error: str = ""
+    is_lost: bool = False  # the worker has ended, and its files with it: another one may have the same result
 
 
 class CallOutputClosed(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,13 @@ class FetchArguments(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     worker_lease_id: LeaseId
     sha256: str
+
+
+class DeleteArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a call whose worker did not read them. A worker may live for days."""
+
+    worker_lease_id: LeaseId
+    name: str
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +135,7 @@ WorkerOutput = (
     | HangUpWorker
     | TellWorker
     | FetchArguments
+    | DeleteArguments
     | PutResult
     | WriteCallOutput
     | CloseCallOutput
