@@ -18,6 +18,7 @@ from dgpu.cli.output import Column, Row, print_rows, repeat
 from dgpu.cli.reasons import short_reason
 from dgpu.cli.task_pages import collect, count, id_of, pass_on
 from dgpu.client.language import told, waiting
+from dgpu.client.surroundings import login_name
 from dgpu.wire import isolation
 
 if TYPE_CHECKING:
@@ -210,13 +211,19 @@ def ps(
     client = connect(flags)
     asked = _Asked(
         states=chosen or (_OF_AN_ARRAY if array or names else () if all_tasks else ("running", "pending")),
-        filters={**filters, "user": client.whoami().user} if mine else filters,
+        filters={**filters, "user": _me(client)} if mine else filters,
         names=names,
         most=most,
         whole=shlex.join(["dgpu", "ps", *_said(ctx), "--limit", "0"]),
         fold=not (expand or array or names) and flags.is_table,
     )
     repeat(lambda: _draw(client, asked, flags), flags)
+
+
+def _me(client: Client) -> str:
+    """As tasks of this user are labelled."""
+    known = client.whoami()
+    return login_name() if known.source == "open" else known.user
 
 
 def _said(ctx: typer.Context) -> Iterator[str]:

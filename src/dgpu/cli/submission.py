@@ -285,15 +285,12 @@ def completing(given: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, An
     if files or every:
         read = {name: value for path in files for name, value in read_env_file(path).items()}
         flags["env"] = (all_variables(os.environ) if every else {}) | read | flags.get("env", {})
-    user = "" if clean else _user()
 
     def complete(task: dict[str, Any]) -> dict[str, Any]:
         filled = {**task, **flags}
         for name in ("env", "labels"):
             if isinstance(task.get(name), dict) and name in flags:
                 filled[name] = {**task[name], **flags[name]}
-        if user and isinstance(filled.get("labels", {}), dict):
-            filled["labels"] = {"user": user, **filled.get("labels", {})}  # reports group by it
         if "workdir" in flags and "upload" in flags:
             raise typer.BadParameter("--upload and -w exclude each other: an upload gets a new directory")
         if isinstance(filled.get("workdir"), str):
@@ -309,12 +306,3 @@ def _surrounded(task: dict[str, Any]) -> dict[str, Any]:
         return surrounded(task)
     except BadSettings as error:
         raise typer.BadParameter(str(error)) from None
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return ""

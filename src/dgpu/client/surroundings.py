@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dgpu.client.credentials import config_dir
+from dgpu.wire.submitters import USER_LABEL
 
 # The variables that decide which program `python train.py` runs, and how.
 DEFAULT_NAMES = (
@@ -28,12 +29,14 @@ class BadSettings(ValueError):  # noqa: N818  named for what they are
 
 
 def surrounded(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The task with the directory and the variables of this process, and the messages that the user wants of each task;
-    values of the task win.
+    """The task with the directory, the variables and the user of this process, and the messages that the user wants of
+    each task; values of the task win.
 
     A container has its own directories and variables. A task with an upload has its own directory.
     """
     filled = dict(task)
+    if (user := login_name()) and isinstance(labels := task.get("labels") or {}, Mapping):
+        filled["labels"] = {USER_LABEL: user, **labels}
     if "notify" not in task and (wanted := _settings().get("notify")):
         filled["notify"] = wanted
     if task.get("image"):
@@ -43,6 +46,16 @@ def surrounded(task: Mapping[str, Any]) -> dict[str, Any]:
     if task.get("workdir") is None and not task.get("upload") and (here := current_directory()):
         filled["workdir"] = here
     return filled
+
+
+def login_name() -> str:
+    """Empty: this process has no name of a user. A scheduler that knows its clients puts the name that it knows."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,13 +20,13 @@ from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import (
     MAX_BATCH_TASKS,
     Entries,
-    Submitter,
     entry_of,
     field_error,
     invalid,
     task_of,
     unknown_field,
 )
+from dgpu.wire.submitters import Submitter
 
 MAX_ADDED = 1_000  # nodes, all kinds together
 MAX_GPUS_ADDED = 64  # per node

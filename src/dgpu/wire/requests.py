@@ -31,6 +31,7 @@ from dgpu.wire.call_specs import Apps, Call, take_call
 from dgpu.wire.detail_checks import clash_of
 from dgpu.wire.fields import NotSupportedYet, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json, shorten
+from dgpu.wire.submitters import Submitter
 from dgpu.wire.task_fields import DEFAULT_TENANT, TASK_FIELDS
 
 MAX_BODY_BYTES = 1 << 20
@@ -49,14 +50,6 @@ _RULES = {
     name: (field.target, field.check, field.target in _DETAIL_NAMES) for name, field in TASK_FIELDS.items()
 }
 _encode_detail = msgspec.json.Encoder().encode
-
-
-class Submitter(NamedTuple):
-    """The principal of a submit. Empty: the body decides."""
-
-    tenant: str  # of tasks that name none
-    user: str  # the label `user`, whatever the body says
-
 
 # Seals the values of a tenant's variables. None: they stay as they are, for a request that stores nothing.
 SealEnv: TypeAlias = Callable[[TenantId, dict[str, str]], str] | None
@@ -237,7 +230,7 @@ def _call_of(values: dict[str, Any], detail: dict[str, Any], where: str | int) -
 def _attribute(values: dict[str, Any], detail: dict[str, Any], by: Submitter) -> None:
     if by.tenant:
         values.setdefault("tenant_id", by.tenant)
-    detail["labels"] = {**detail.get("labels", {}), "user": by.user}
+    detail["labels"] = by.labelled(detail.get("labels", {}))
 
 
 def _check_container(values: dict[str, Any], detail: dict[str, Any], where: str | int) -> None:

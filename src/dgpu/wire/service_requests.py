@@ -10,7 +10,8 @@ from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable, whole
 from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.port_fields import port
-from dgpu.wire.requests import SealEnv, Submitter, field_error, invalid, sealed_task_of, unknown_field
+from dgpu.wire.requests import SealEnv, field_error, invalid, sealed_task_of, unknown_field
+from dgpu.wire.submitters import Submitter
 
 SERVICE_LABEL: Final = "dgpu.service"
 A_NAME: Final = "1 to 40 small letters, digits and single hyphens, a letter first, not like task-1"

@@ -77,12 +77,18 @@ def test_values_of_the_task_win_and_a_container_gets_nothing(config, tmp_path, m
     plain = surroundings.surrounded({"command": "true", "env": {"PATH": "/mine"}})
     assert (plain["workdir"], plain["env"]["PATH"]) == (str(tmp_path), "/mine")
     assert surroundings.surrounded({"command": "true", "workdir": "/data"})["workdir"] == "/data"
-    assert surroundings.surrounded({"command": "true", "image": "x"}) == {"command": "true", "image": "x"}
+    labels = {"user": surroundings.login_name()}
+    boxed = surroundings.surrounded({"command": "true", "image": "x"})
+    assert boxed == {"command": "true", "image": "x", "labels": labels}
+    assert surroundings.surrounded({"labels": {"user": "ann", "a": "b"}})["labels"] == {
+        "user": "ann",
+        "a": "b",
+    }
 
 
 def test_messages_about_each_task_are_a_setting_of_the_user(config):
     config.write_text("client: {notify: [end=slack]}")
-    assert surroundings.surrounded({"image": "i"}) == {"image": "i", "notify": ["end=slack"]}
+    assert surroundings.surrounded({"image": "i"})["notify"] == ["end=slack"]
     assert surroundings.surrounded({"image": "i", "notify": "ops"})["notify"] == "ops"
     assert "PATH" in surroundings.sent_variables(SHELL)
 

@@ -16,7 +16,8 @@ from dgpu.service.rest.backend import Backend, ProblemError
 from dgpu.wire.answers import FieldError, Problem
 from dgpu.wire.isolation import KEY
 from dgpu.wire.problem import problem_of
-from dgpu.wire.requests import Entries, Submitter
+from dgpu.wire.requests import Entries
+from dgpu.wire.submitters import Submitter
 
 
 async def refuse_foreign(backend: Backend, who: Principal, action: Action, named: Mapping[str, Any]) -> None:
@@ -58,8 +59,10 @@ async def tenant_of(backend: Backend, task_id: TaskId) -> TenantId | None:
 
 def submitter_of(who: Principal) -> Submitter | None:
     """The tenant and the user that a submit gets from its principal. None: as the body says."""
-    if who.is_owner:
+    if who.source == "open":
         return None
+    if who.is_owner:
+        return Submitter(tenant="", user=who.user, body_wins=True)
     return Submitter(tenant=who.tenants[0] if who.tenants else "", user=who.user)
 
 
