@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,10 +63,15 @@ def call(
 
 
 def _submit(task: dict[str, Any], code: dict[str, Any], flags: Flags, *, wait: bool) -> int:
+    from dgpu.functions.versions import VERSION_VARIABLE, found_version, this_python
+
     client = connect(flags)
     is_here = is_same_host(client.urls)
-    code["python"] = code["python"] or (sys.executable if is_here else None)
+    code["python"] = code["python"] or (this_python() if is_here else None)
     code["python_path"] = _directories(code["python_path"], is_here=is_here, uploads="upload" in task)
+    module = task["entrypoint"].partition(":")[0]
+    if "upload" not in task and (version := found_version(module, code["python_path"])):
+        task["env"] = {**task.get("env", {}), VERSION_VARIABLE: version}
     task |= {name: value for name, value in code.items() if value}
     answer = client.submit(**with_uploads(client, [task])[0])
     if wait:

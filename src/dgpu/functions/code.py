@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -15,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dgpu.client.surroundings import surrounded
 from dgpu.client.upload_calls import is_digest
 from dgpu.functions.options import task_fields
+from dgpu.functions.versions import VERSION_VARIABLE, this_python, version_of
 from dgpu.worker import registry
 
 if TYPE_CHECKING:
     from dgpu.functions.declare import Function
     from dgpu.functions.session import Session
 
-# Workers of an older version of the code have another app, because their environment differs here.
-VERSION_VARIABLE = "DGPU_CODE_VERSION"
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")  # as the API takes it; a dot would mean a package
 
 
@@ -94,15 +92,15 @@ def _describe(session: Session, options: Mapping[str, Any], function: Function[A
     if preload := _preload(options.get("preload"), function.model_name, source.module):
         task["preload"] = preload
     task |= _code_fields(session, options, source)
-    if source.root is not None:
-        task["env"] = {**task.get("env", {}), VERSION_VARIABLE: version_of(source.root)}
+    if source.root is not None and "upload" not in task:  # an upload is named by its content
+        task["env"] = {**task.get("env", {}), VERSION_VARIABLE: version_of(source.root, source.module)}
     return surrounded(task)
 
 
 def _code_fields(session: Session, options: Mapping[str, Any], source: Source) -> dict[str, Any]:
     is_here = session.is_same_host
     fields: dict[str, Any] = {}
-    if python := options.get("python") or (sys.executable if is_here else None):
+    if python := options.get("python") or (this_python() if is_here else None):
         fields["python"] = python
     upload, path = options.get("upload"), options.get("python_path")
     if path is not None:
@@ -152,21 +150,6 @@ def _preload(chosen: Any, model_name: str, module: str) -> list[str]:
     loader: Any = declared.__wrapped__
     home = module if loader.__module__ == "__main__" else loader.__module__
     return [f"{home}:{loader.__qualname__}"]
-
-
-def version_of(root: Path) -> str:
-    """Changes when a loaded module of the project changes: warm workers hold old code, and must not run it."""
-    top = f"{root}{os.sep}"
-    marks = []
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and str(file).startswith(top) and not _is_installed(Path(file)):
-            try:
-                facts = os.stat(file)  # noqa: PTH116 - one of many
-            except OSError:
-                continue
-            marks.append(f"{file} {facts.st_size} {facts.st_mtime_ns}")
-    return hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
 
 
 def _of_module(module: types.ModuleType) -> Source:

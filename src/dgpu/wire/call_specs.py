@@ -63,7 +63,7 @@ class Call:
         """The shape of the call. `detail` becomes that of the call, and its app is added to `apps`."""
         fields = self._fields
         worker = {name: detail.pop(name) for name in _OF_WORKER if name in detail}
-        setup = {name: fields[name] for name in ("python", "python_path", "preload") if name in fields}
+        setup = {name: fields[name] for name in ("python", "python_path", "preload") if fields.get(name)}
         limit = fields.get("max_workers", DEFAULT_MAX_WORKERS)
         template = apps.setup if apps is not None else WorkerSetup(app_id="")
         name = f"worker {detail['entrypoint'].partition(':')[0]}"[:_MAX_NAME_CHARS]

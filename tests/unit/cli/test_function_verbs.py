@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import base64
-import sys
+import importlib
 
 import msgspec
 import pytest
+
+from dgpu.functions.code import described
+from dgpu.functions.session import Session
+from dgpu.functions.versions import this_python
+from dgpu.wire.call_specs import Apps
+from dgpu.wire.requests import decode_task
 
 from .conftest import SUBMITTED, problem, task
 
@@ -55,11 +61,31 @@ def test_call_sends_the_function_its_arguments_and_where_its_code_is(
     assert (sent["entrypoint"], sent["args"], sent["kwargs"]) == ("my-job:run", ["3", "x"], {"lr": "0.1"})
     assert (sent["gpu_count"], sent["model_name"]) == (2, "tiny")
     assert (sent["python"], sent["python_path"], sent["workdir"]) == (
-        sys.executable,
+        this_python(),
         [str(tmp_path)],
         str(tmp_path),
     )
     assert "command" not in sent
+
+
+def test_call_and_the_sdk_have_the_same_workers(dgpu, server, monkeypatch, tmp_path) -> None:
+    (tmp_path / "shared_job.py").write_text(
+        "import dgpu\n\n@dgpu.task(timeout=9)\ndef run(x):\n    return x\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server.answers["POST", "/api/v1/tasks"] = SUBMITTED
+    assert dgpu("--server", server.url, "call", "shared_job:run", "3")[0] == 0
+    [by_call] = server.sent("POST", "/api/v1/tasks")
+    by_sdk = described(Session(server.url), importlib.import_module("shared_job").run)
+    assert by_call["labels"] == by_sdk["labels"]
+    assert app_of(by_call) == app_of({**by_sdk, "args": [3]})
+    changed = {**by_sdk, "env": {**by_sdk["env"], "DGPU_CODE_VERSION": "other"}}
+    assert app_of(changed) != app_of(by_call)
+
+
+def app_of(task: dict) -> str:
+    return decode_task(msgspec.json.encode(task), apps=Apps()).shape.app
 
 
 def test_call_takes_json_and_waits_for_the_result(dgpu, server) -> None:

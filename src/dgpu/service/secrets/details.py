@@ -22,10 +22,11 @@ _MARKS: Final = (_SEALED_ENV, b'"secrets"')  # keys in a detail, found without d
 _decode = msgspec.json.Decoder(TaskDetail).decode
 _decode_env = msgspec.json.Decoder(dict[str, str]).decode
 _encode = msgspec.json.Encoder().encode
+_encode_env = msgspec.json.Encoder(order="deterministic").encode  # equal variables give equal apps
 
 
 def seal_env(vault: Vault, tenant_id: TenantId, env: Mapping[str, str]) -> str:
-    return _text(vault.seal_env(tenant_id, _encode(env)))
+    return _text(vault.seal_env(tenant_id, _encode_env(env)))
 
 
 def open_detail(
