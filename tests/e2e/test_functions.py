@@ -38,6 +38,10 @@ def fails(kind):
     return object()
 
 @dgpu.task(timeout=60, max_workers=1)
+def further(x):
+    return square.submit(x).task_id
+
+@dgpu.task(timeout=60, max_workers=1)
 def large(size):
     return b"x" * size
 """
@@ -76,6 +80,24 @@ def test_calls_of_one_app_share_a_warm_worker(place) -> None:
     assert len(set(one)) == 1
     assert python(place, "print(json.dumps(list(job.square.map(range(50)))))") == [x * x for x in range(50)]
     assert len(workers(place)) == 1
+
+
+def test_the_command_line_uses_the_workers_of_the_sdk(place) -> None:
+    python(place, "print(job.square.submit(2).result())")
+    before = [each["task_id"] for each in workers(place)]
+    call = ("call", "job:square", "7", "--json-args", "--wait", "--max-workers", "1")
+    assert place.good(*call, env={"PYTHONPATH": str(place.home)}, cwd=place.home).out.strip() == "49"
+    assert [each["task_id"] for each in workers(place)] == before
+
+
+def test_a_function_and_a_task_find_their_scheduler(place) -> None:
+    inner = python(place, "print(json.dumps(job.further.submit(8).result()))")
+    assert place.good("result", "--wait", inner).out.strip() == "64"
+    asked = place.good(
+        "run", "-e", "DGPU_DATA_DIR=/none", "--", sys.executable, "-m", "dgpu", "whoami", "-o", "name"
+    )
+    assert asked.out.strip() == place.good("whoami", "-o", "name").out.strip()
+    assert inner in place.good("ps", "-a", "--mine", "-o", "name").out.split()
 
 
 def test_what_goes_wrong_is_told_and_the_next_call_runs(place) -> None:

@@ -280,7 +280,7 @@ class Session:
         if lease_ms and now_ms - call.stream.heard_ms >= lease_ms:
             # Read too late: other nodes may hold these leases. A new registration shows the valid ones.
             return self._hang_up(call, "orders arrived after the task lease was over", now_ms)
-        starts = tuple(run_order(start, self.joined.cluster_id) for start in orders.starts)
+        starts = tuple(run_order(start, self.joined.cluster_id, call.server) for start in orders.starts)
         stops = tuple((LeaseId(stop.lease_id), stop.reason) for stop in orders.stops)
         checks = [CheckCard(gpu_id=GpuId(check.uuid), number=check.number) for check in orders.checks]
         acked = self._on_reports_ack(call, orders.reports_ack, now_ms) if orders.reports_ack else []

@@ -6,7 +6,15 @@ import enum
 from collections.abc import Callable, Sequence
 
 from dgpu.agent.lifecycle_words import Acked, FinishedRun, Report
-from dgpu.agent.session_words import CardChecked, Heard, Note, SessionOutput, SessionSettings, reports_message
+from dgpu.agent.session_words import (
+    CardChecked,
+    Heard,
+    Note,
+    SessionOutput,
+    SessionSettings,
+    reports_message,
+    server_of,
+)
 from dgpu.agent.workers.calls import CallProgress, ReturnedCall, WorkersSeen, WorkerState, fitting
 from dgpu.core.model.ids import LeaseId
 from dgpu.wire.proto import agent_pb2 as pb
@@ -57,6 +65,10 @@ class Call:
         self.wake_at_ms = min(stream.next_beat_ms, sample_ms, stream.last_word_ms + stream.silence_ms)
         if self.has_others:
             self.wake_at_ms = min(self.wake_at_ms, stream.look_at_ms)
+
+    @property
+    def server(self) -> str:
+        return server_of(self.stream.welcome, self.address)
 
 
 def calls_to(addresses: Sequence[str]) -> dict[str, Call]:

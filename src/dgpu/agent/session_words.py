@@ -13,6 +13,7 @@ from dgpu.agent.run.runner import RunnerFit, RunOrder
 from dgpu.agent.workers.calls import WorkersSeen, returned_message
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.task import WHOLE_MILLI, WorkerSetup
+from dgpu.wire.address import Address, parse_address
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -229,7 +230,7 @@ def register_message(
     )
 
 
-def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
+def run_order(start: pb.Start, cluster_id: str, server: str = "") -> RunOrder:
     return RunOrder(
         lease_id=LeaseId(start.lease_id),
         task_id=TaskId(start.task_id),
@@ -250,7 +251,22 @@ def run_order(start: pb.Start, cluster_id: str) -> RunOrder:
         secret_files=dict(start.secret_files),
         upload=start.upload,
         worker=_worker_setup(start.detail),
+        server=server,
     )
+
+
+def server_of(welcome: pb.Welcome | None, dialed: str) -> str:
+    """The address of the REST API for programs on this node. Empty: a scheduler that listens on loopback only was
+    dialed by another name, so it may be another machine.
+    """
+    url = "" if welcome is None else welcome.rest_url
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        return ""
+    here, there = parse_address(rest), parse_address(dialed)
+    if not here.host:
+        return f"{scheme}://{Address(host=there.host, port=here.port)}"
+    return url if there.is_loopback or not here.is_loopback else ""
 
 
 class _Detail(msgspec.Struct, frozen=True):

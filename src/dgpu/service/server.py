@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from dgpu.core_form import FORM
@@ -69,6 +70,8 @@ async def serve(
     machines = open_machines(options)
     _stop_on_signals(stop := stop or asyncio.Event())
     http_socket = _listen(options.http)
+    rules = msgspec.structs.replace(options.rules, rest_url=_rest_url(options, http_socket))
+    options = msgspec.structs.replace(options, rules=rules)
     if options.shared is not None:
         from dgpu.service.leadership.serving import serve_shared
 
@@ -151,6 +154,15 @@ async def _lone_state(options: ServiceOptions, on_committed: OnCommitted | None)
     finally:
         journal.close()
         mark.close()
+
+
+def _rest_url(options: ServiceOptions, listening: socket.socket) -> str:
+    """As in Welcome: without a host if any name of this machine will do."""
+    if options.shared is not None:
+        return options.shared.http
+    host = "" if options.http.host in {"0.0.0.0", "::"} else options.http.host  # noqa: S104 - is not bound here
+    scheme = "http" if options.http_tls is None else "https"
+    return f"{scheme}://{Address(host=host, port=listening.getsockname()[1])}"
 
 
 def _listen(address: Address) -> socket.socket:

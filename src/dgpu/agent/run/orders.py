@@ -44,6 +44,7 @@ from dgpu.wire.run_dirs import TMP_SUFFIX, run_dir_name
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+_SERVER_VARIABLE = "DGPU_SERVER"  # an address, never a token: the program has the rights of its Unix user
 _SCRIPT_FILE = ".script"  # no secret can have this name
 
 _decode_detail = msgspec.json.Decoder(TaskDetail).decode
@@ -72,9 +73,9 @@ def spawn_order(
     _check_terminal(detail, keeper_protocol, in_container=container is not None)
     directory = run_dir_name(order.task_id, order.attempt)
     if container is not None:
-        surroundings = {}  # an image brings its own
-    elif person is not None:
-        surroundings = surroundings | _environment_of(person, detail.workdir, f"{work_dir}/{directory}")
+        surroundings = {}  # an image brings its own, and its loopback may be another one
+    else:
+        surroundings = surroundings | _around(order, person, detail.workdir, f"{work_dir}/{directory}")
     given = (ports or TaskPorts()).give(order.lease_id, detail.ports, as_root=_is_root(person))
     extra = port_variables(given) | worker_variables(order, worker_dir)
     asked = {
@@ -99,6 +100,11 @@ def spawn_order(
         "files": files_order(order, detail, node_id, keeper_protocol),
     }
     return asked if container is None else asked | {"container": container}
+
+
+def _around(order: RunOrder, person: Person | None, workdir: str, directory: str) -> dict[str, str]:
+    server = {_SERVER_VARIABLE: order.server} if order.server else {}
+    return server if person is None else server | _environment_of(person, workdir, directory)
 
 
 def _is_root(person: Person | None) -> bool:

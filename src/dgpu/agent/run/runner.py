@@ -31,6 +31,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     secret_files: dict[str, bytes] = {}  # by name, in clear
     upload: str = ""  # sha256 of an archive with the content of its directory; empty: none
     worker: WorkerSetup | None = None  # of a worker, which runs calls
+    server: str = ""  # where programs of the task find the scheduler; empty: not known
 
     def __repr__(self) -> str:
         """Without variables and secrets, because it may reach a log."""

@@ -341,6 +341,7 @@ class Agents:
             lease_action=self._rules.lease_action,
             heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
             keep=sorted(held & stand),
+            rest_url=self._rules.rest_url,
         )
         session.held = ()
         return [

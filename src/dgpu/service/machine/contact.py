@@ -47,6 +47,7 @@ class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
     lease_action: LeaseAction = "freeze"
     lease_margin_ms: int = 5_000
     isolation: Isolation = Isolation()
+    rest_url: str = ""  # as in Welcome
 
 
 class NodeContact(msgspec.Struct, frozen=True, kw_only=True):
