@@ -16,7 +16,6 @@ help: ## this list
 demo: setup ## starts a scheduler and simulated nodes, runs a mixed workload, shows what happened
 	@$(BIN)/dgpu demo
 
-# Compiled here and interpreted in `make check`: CI runs both, and both forms are tested.
 test: .venv/dev.stamp ## installs what the tests need and runs all of them
 	@scripts/test-packages
 	@$(BIN)/python compile_core.py
@@ -28,13 +27,14 @@ setup: .venv/run.stamp ## makes .venv with dgpu in .venv/bin
 core: .venv/dev.stamp ## compiles the core: decisions take half the time; needs a C compiler
 	@$(BIN)/python compile_core.py
 
-check: .venv/dev.stamp ## formatting, lint, types, layering, fast tests
+# The core interpreted here and compiled in `make test`: CI runs both, and both forms are tested.
+check: .venv/dev.stamp ## formatting, lint, types, layering, tests of the core
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python web/bundle.py types
-	DGPU_INTERPRETED=1 $(PYTEST) -q -m "not slow" tests/unit tests/golden
+	DGPU_INTERPRETED=1 $(PYTEST) -q -m "not slow" tests/unit/core tests/unit/test_*.py tests/golden
 
 bench: core ## measures; one JSON line per figure on stdout, a table on stderr
 	@$(BIN)/python benchmarks/run.py $(ONLY)

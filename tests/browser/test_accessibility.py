@@ -22,7 +22,7 @@ RUN = """() => axe.run(document, { resultTypes: ["violations"] }).then(({ violat
 def scene(chromium, scenes):
     if not AXE.is_file():
         pytest.skip("axe-core is not installed (npm ci in web/)")
-    return scenes.open(200)
+    return scenes.open(20)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import collections
+import os
 import pathlib
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 
@@ -261,7 +263,7 @@ def test_a_directory_in_the_place_of_the_secrets_stops_no_other_task(hostile):
 
 def test_directories_of_any_depth_stop_no_other_task(hostile):
     """The agent deletes the temporary directory of a task, and its secrets, which the task can only read."""
-    deep = "for i in $(seq 1500); do mkdir d && cd -P d || exit 1; done"
+    deep = "p=$(printf 'd/%.0s' $(seq 500)); for i in 1 2 3; do mkdir -p $p && cd -P $p || exit 1; done"
     assert hostile.bob.ask("PUT", "/api/v1/tenants/b/secrets/OWN", {"value": "x"}).status == 200
     script = f"(cd $DGPU_SECRETS_DIR && {deep}) 2>&1; (cd $TMPDIR && {deep}); ({deep}); pwd; cat $DGPU_SECRETS_DIR/*"
     refused, directory, own = hostile.bob.run(script, secrets={"OWN": {"file": "own"}}).splitlines()
@@ -269,6 +271,9 @@ def test_directories_of_any_depth_stop_no_other_task(hostile):
         assert "Permission denied" in refused
         assert own == "x"
         assert hostile.ann.run("cat $DGPU_SECRETS_DIR/key", secrets=TASK["secrets"]) == SECRET
+        os.kill(
+            hostile.site.record["agent"]["pid"], signal.SIGKILL
+        )  # the next agent deletes them at its start
         eventually(
             lambda: not any(hostile.tasks_dir.glob("*.tmp")) and not any(hostile.tasks_dir.glob(".trash/*")),
             "the end of temporary directories",

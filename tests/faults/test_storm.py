@@ -9,7 +9,7 @@ from tests.faults.storm import Storm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
-ROUNDS = int(os.environ.get("DGPU_STORM_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("DGPU_STORM_ROUNDS", "12"))
 
 
 def test_kills_and_stops_of_every_process_lose_nothing_and_run_nothing_twice() -> None:

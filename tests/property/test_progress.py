@@ -25,7 +25,7 @@ LEVELS = (50, 50, 10, 80, 50, 10, 100)
 LENGTHS_MS = (600, 1_000, 1_400, 2_000, 2_600)
 ENDLESS = 4
 TENANTS = ("lab", "works", "others")
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 1 << 32)
 
 

@@ -72,14 +72,14 @@ def test_gaps_and_numbers_that_a_card_does_not_tell_stay_missing(path, writer):
 
 
 def test_roll_ups_hold_the_mean_and_the_highest(path, writer):
-    # in every minute once 80, twice 20
+    # in every minute once 80, once 20
     load_at = lambda at: 80 if at % 60_000 == 0 else 20  # noqa: E731
-    feed(writer, MIDNIGHT, MIDNIGHT + DAY_MS + 10_000, load_at, every_ms=20_000)
+    feed(writer, MIDNIGHT, MIDNIGHT + DAY_MS + 10_000, load_at, every_ms=30_000)
     assert (rows(path, "minutes"), rows(path, "tens")) == (2 * 4, 2)
     day = (path, MIDNIGHT, MIDNIGHT + DAY_MS)
-    assert loads(*day, 60_000) == [40.0] * 1_440
+    assert loads(*day, 60_000) == [50.0] * 1_440
     assert loads(*day, 60_000, highest=True) == [80.0] * 1_440
-    assert loads(*day, 600_000) == [40.0] * 144
+    assert loads(*day, 600_000) == [50.0] * 144
     assert loads(*day, 3_600_000, highest=True) == [80.0] * 24
 
 
