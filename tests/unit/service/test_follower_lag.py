@@ -1,12 +1,13 @@
-"""How long the follower has been behind: a burst is no lag, and neither is a pause."""
+"""How long the follower has been behind: a burst is no lag, and neither is a pause. What counts as trouble."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
-from dgpu.service.follower.link import Answer, FollowerLink
+from dgpu.service.follower.link import MAX_FAILURES, Answer, FollowerLink
 
 
 def test_the_lag_is_the_time_since_a_group_that_was_not_reached(
@@ -33,3 +34,18 @@ def test_the_lag_is_the_time_since_a_group_that_was_not_reached(
         assert link.lag_s == 0.0
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("free_bytes", "is_trouble"), [(0, False), (1 << 30, True)])
+async def test_a_full_disk_is_not_trouble_of_the_follower(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, is_trouble: bool
+) -> None:
+    """The journal refuses tasks with 507 then. Another answer would hide the cause."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=free_bytes)
+    monkeypatch.setattr("dgpu.service.follower.link.shutil.disk_usage", lambda _: usage)
+    link = FollowerLink(tmp_path)
+    link.last_error = "disk I/O error"
+    for _ in range(MAX_FAILURES):
+        assert not link.trouble
+        link._note_death(1)
+    assert bool(link.trouble) == is_trouble

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -23,6 +24,7 @@ _NOTIFY_INTERVAL_S = (
     0.05  # the history may lag this much; a pipe write for each commit would cost more than it brings
 )
 MAX_FAILURES = 3  # in a row; then new tasks are refused
+_FULL_BYTES = 16 << 20  # SQLite fails on a disk with less, on some file systems with "disk I/O error"
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 _HEALTHY_S = 60.0  # a follower that ran this long restarts without delay
@@ -69,7 +71,8 @@ class FollowerLink:
 
     A follower that cannot continue, because groups are in no file any more, needs a snapshot of the state in memory:
     `rescue` writes it. `trouble` describes a follower that dies repeatedly without catching up: meanwhile, no snapshot
-    is written and no task leaves the memory.
+    is written and no task leaves the memory. A full disk is not trouble: the journal refuses tasks by itself, and the
+    follower catches up when there is room.
     """
 
     def __init__(
@@ -223,12 +226,15 @@ class FollowerLink:
     def _note_death(self, code: int | None) -> None:
         self._failures += 1
         _log.warning("follower_died", code=code, restart_in_seconds=self._delay_s, error=self.last_error)
-        if self._failures >= MAX_FAILURES:
+        if self._failures >= MAX_FAILURES and not self._is_disk_full():
             how = self.last_error or f"exit code {code}"
             self.trouble = (
                 f"the process that writes snapshots and history failed {self._failures} times: {how}"
             )
             _log.error("follower_failing", failures=self._failures, error=self.last_error)
+
+    def _is_disk_full(self) -> bool:
+        return shutil.disk_usage(self._directory).free < _FULL_BYTES
 
     def _note_caught_up(self) -> None:
         if self._failures:
