@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +20,13 @@ from rest_world import RestWorld
 
 
 class EchoNode:
-    """Sends input back, and ends a channel at the end of its input with code 5."""
+    """Sends input back, as far as it has credit, and ends a channel at the end of its input with code 5."""
 
     def __init__(self, world: RestWorld) -> None:
         self._world = world
         self.heard: list[pb.ChannelMessage] = []
+        self._credit: Counter[int] = Counter()
+        self._held: dict[int, list[pb.ChannelMessage]] = {}
         self._link = world.channels.attach(NodeId("n1"), self._hear)
 
     def _hear(self, sent: pb.FromSchedulerChannels) -> None:
@@ -35,13 +38,26 @@ class EchoNode:
                     message, closed=pb.ChannelClosed(reason="cannot_start", detail="missing: not found")
                 )
             case "open":
+                self._credit[message.channel_id] = message.open.credit
                 self._say(message, opened=pb.ChannelOpened(credit=1 << 20))
             case "data":
-                self._say(message, data=message.data)
-                self._say(message, credit=pb.ChannelCredit(bytes=len(message.data.data)))
+                self._held.setdefault(message.channel_id, []).append(message)
+                self._echo(message.channel_id)
+            case "credit":
+                self._credit[message.channel_id] += message.credit.bytes
+                self._echo(message.channel_id)
             case "end":
                 self._say(message, data=pb.ChannelData(data=b"bye", is_error_output=True))
                 self._say(message, closed=pb.ChannelClosed(reason="ended", exit_code=5))
+
+    def _echo(self, channel_id: int) -> None:
+        held = self._held.get(channel_id, [])
+        while held and len(held[0].data.data) <= self._credit[channel_id]:
+            message = held.pop(0)
+            size = len(message.data.data)
+            self._credit[channel_id] -= size
+            self._say(message, data=message.data)
+            self._say(message, credit=pb.ChannelCredit(bytes=size))
 
     def _say(self, about: pb.ChannelMessage, **what: Any) -> None:
         answer = pb.ChannelMessage(channel_id=about.channel_id, **what)
