@@ -27,6 +27,7 @@ ORDER = [
     "keeper",
     "rest",
     "functions",
+    "warm",
     "flood",
     "metrics",
     "drain",
