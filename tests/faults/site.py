@@ -15,6 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from dgpu.client import Client
+from dgpu.client.errors import Unreachable
 from dgpu.entry.keepers import end_keepers
 
 _SCHEDULER = """\
@@ -50,16 +52,19 @@ class Site:
         running = self._services.get(name)
         if running is not None and running.poll() is None:
             return
-        verb = "scheduler" if name == "scheduler" else "agent"
         with (self.home / f"{name}.log").open("ab") as log:
             self._services[name] = subprocess.Popen(
-                [sys.executable, "-m", "dgpu", verb, "--config", str(self.home / f"{name}.yaml")],
+                self._command(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={name: value for name, value in os.environ.items() if not name.startswith("DGPU")},
                 start_new_session=True,
             )
+
+    def _command(self, name: str) -> list[str]:
+        verb = "scheduler" if name == "scheduler" else "agent"
+        return [sys.executable, "-m", "dgpu", verb, "--config", str(self.home / f"{name}.yaml")]
 
     def kill(self, name: str) -> None:
         """Returns when the process is gone, so that the next start sees that it is."""
@@ -131,6 +136,13 @@ class Site:
 
     def remove(self) -> None:
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def registered(client: Client) -> int:
+    """How many nodes are ready. None while no scheduler answers."""
+    with contextlib.suppress(Unreachable):
+        return sum(node.status == "ready" for node in client.nodes().nodes)
+    return 0
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> bool:
