@@ -11,12 +11,15 @@ from dgpu.core.model.ids import TaskId
 from dgpu.core.model.reservation import Reservation
 
 
-class Ahead(NamedTuple):
+class Ahead:
     """The quota of its pool and the limits of its tenant that reservations before it will take."""
 
-    pool_milli: int
-    tenant: Claim
-    tenant_tasks: int
+    __slots__ = ("pool_milli", "tenant", "tenant_tasks")
+
+    def __init__(self, pool_milli: int, tenant: Claim, tenant_tasks: int) -> None:
+        self.pool_milli = pool_milli
+        self.tenant = tenant
+        self.tenant_tasks = tenant_tasks
 
 
 _NOTHING: Final = Ahead(0, Claim(0, 0), 0)

@@ -35,6 +35,9 @@ class Claim:
         self.milli = milli
         self.memory_mb = memory_mb
 
+    def plus(self, other: Claim) -> Claim:
+        return Claim(self.milli + other.milli, self.memory_mb + other.memory_mb)
+
 
 def claim_of(shape: Shape) -> Claim:
     """Exact for whole GPUs, a lower bound for a share: with a memory demand, its claim depends on the GPU."""

@@ -130,7 +130,10 @@ def tenant_budget(state: ClusterState, account: Account, claim: Claim) -> Refusa
     tenant = account.tenant
     if tenant is None or tenant.gpu_hours_milli is None or not claim.milli:
         return None
-    used, limit = spent(state, account), tenant.gpu_hours_milli * HOUR_MS
+    usage, limit = state.usages.get(account.tenant_id), tenant.gpu_hours_milli * HOUR_MS
+    if usage is not None and usage.of_month < limit:
+        return None  # in any month: the calendar is not asked for every task
+    used = spent(state, account)
     if used < limit:
         return None
     renews_at = month_starts_at(state.month_at(state.meter.charged_at) + 1)
@@ -165,6 +168,20 @@ def tenant_memory(account: Account, claim: Claim, reserved: Claim = NOTHING) -> 
         asked_mb=claim.memory_mb,
         reserved_mb=reserved.memory_mb,
     )
+
+
+def held_by(account: Account) -> Claim:
+    return Claim(account.milli, account.memory_mb)
+
+
+def beyond_limits(account: Account, wanted: Claim) -> Claim:
+    """What of this is beyond the limits of the tenant; 0 or less: nothing."""
+    tenant = account.tenant
+    if tenant is None:
+        return NOTHING
+    milli = 0 if tenant.max_gpus is None else wanted.milli - tenant.max_gpus * WHOLE_MILLI
+    memory_mb = 0 if tenant.max_gpu_memory_mb is None else wanted.memory_mb - tenant.max_gpu_memory_mb
+    return Claim(milli, memory_mb)
 
 
 def _reserved_of_tenant(line: Line, access: Access) -> Claim:

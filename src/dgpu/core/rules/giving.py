@@ -15,10 +15,9 @@ from dgpu.core.index.line import Line
 from dgpu.core.index.room import Room
 from dgpu.core.model.ids import LeaseId, TaskId, task_name
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.refusals import Scope
 from dgpu.core.rules.access import access_of
-from dgpu.core.rules.admission import admit, free_milli, tenant_running
+from dgpu.core.rules.admission import admit, beyond_limits, free_milli, held_by, tenant_running
 from dgpu.core.rules.durations import NEVER
 from dgpu.core.rules.openings import Cluster, opening
 from dgpu.core.state import ClusterState
@@ -185,13 +184,8 @@ def _short(state: ClusterState, line: Line, scope: Scope) -> tuple[int, int, int
     claim, account = line.claim, line.account
     if scope is Scope.POOL:
         return claim.milli - free_milli(state, line.pool), 0, 0
-    tenant = account.tenant
-    if tenant is None:
-        return 0, 0, 0
-    milli = 0 if tenant.max_gpus is None else account.milli + claim.milli - tenant.max_gpus * WHOLE_MILLI
-    limit_mb = tenant.max_gpu_memory_mb
-    memory_mb = 0 if limit_mb is None else account.memory_mb + claim.memory_mb - limit_mb
-    return milli, memory_mb, int(tenant_running(account) is not None)
+    beyond = beyond_limits(account, held_by(account).plus(claim))
+    return beyond.milli, beyond.memory_mb, int(tenant_running(account) is not None)
 
 
 def _belongs(state: ClusterState, task_id: TaskId, holder: PoolUse | Account) -> bool:

@@ -11,7 +11,7 @@ from dgpu.core.index.room import Card, Room, free_beside
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId
 from dgpu.core.model.lease import Lease
-from dgpu.core.model.reservation import Hold, Place
+from dgpu.core.model.reservation import Place
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.fit import accepts, holds, milli_on
@@ -23,10 +23,12 @@ PART: Final = 0  # part of a GPU, in place of a number of GPUs
 class Taken:
     """The part of a node that the reservation of another task will hold, with its begin and end."""
 
-    __slots__ = ("at", "hold", "until")
+    __slots__ = ("at", "cpus_milli", "gpu_ids", "ram_mb", "until")
 
-    def __init__(self, hold: Hold, at: int, until: int) -> None:
-        self.hold = hold
+    def __init__(self, gpu_ids: tuple[GpuId, ...], cpus_milli: int, ram_mb: int, at: int, until: int) -> None:
+        self.gpu_ids = gpu_ids
+        self.cpus_milli = cpus_milli
+        self.ram_mb = ram_mb
         self.at = at
         self.until = until
 
@@ -53,7 +55,7 @@ def taken_by(booking: Booking, place: Place, at: int) -> Taken:
     demand, lasts = booking.line.demand, booking.line.lasts_ms
     is_known = booking.at > 0 and lasts < UNKNOWN
     until = max(booking.at, at) + lasts if is_known else max(UNKNOWN, lasts)
-    return Taken(Hold(place.gpu_ids, demand.cpus_milli, demand.ram_mb), booking.at or UNKNOWN, until)
+    return Taken(place.gpu_ids, demand.cpus_milli, demand.ram_mb, booking.at or UNKNOWN, until)
 
 
 class Times:
@@ -158,7 +160,7 @@ def _after(times: list[tuple[int, int, GpuId]], taken: Sequence[Taken]) -> list[
     """The times after the earlier reservations have ended."""
     until: dict[GpuId, int] = {}
     for each in taken:
-        for gpu_id in each.hold.gpu_ids:
+        for gpu_id in each.gpu_ids:
             until[gpu_id] = max(until.get(gpu_id, 0), each.until)
     return [(max(at, until.get(gpu_id, 0)), place, gpu_id) for at, place, gpu_id in times]
 
@@ -218,7 +220,7 @@ def host_at(room: Room, demand: Demand, cluster: Cluster, taken: Sequence[Taken]
     if not demand.cpus_milli and not demand.ram_mb and not room.is_full:
         return 0
     alone = _freed_at(room, demand.cpus_milli, demand.ram_mb, cluster)
-    holds = [each for each in taken if each.hold.cpus_milli or each.hold.ram_mb]
+    holds = [each for each in taken if each.cpus_milli or each.ram_mb]
     if alone is None or not holds:
         return alone
     beside = _beside_at(room, demand, cluster, holds, alone)
@@ -232,8 +234,8 @@ def _beside_at(
     """When there is enough for the task and for each reservation from its begin on."""
     at, cpus_milli, ram_mb = alone, demand.cpus_milli, demand.ram_mb
     for each in sorted(holds, key=lambda hold: hold.at):
-        cpus_milli += each.hold.cpus_milli if demand.cpus_milli else 0
-        ram_mb += each.hold.ram_mb if demand.ram_mb else 0
+        cpus_milli += each.cpus_milli if demand.cpus_milli else 0
+        ram_mb += each.ram_mb if demand.ram_mb else 0
         freed = _freed_at(room, cpus_milli, ram_mb, cluster)
         if freed is None:
             return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -27,10 +27,18 @@ from dgpu.core.index.room import Room
 from dgpu.core.index.soonest import Candidate
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
-from dgpu.core.model.reservation import Hold, Place, Reservation
+from dgpu.core.model.reservation import Place, Reservation
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.rules.access import access_of, begins_before, bookings_in_order
-from dgpu.core.rules.admission import admit, guarantees, has_quota, tenant_budget, tenant_running
+from dgpu.core.rules.admission import (
+    admit,
+    beyond_limits,
+    guarantees,
+    has_quota,
+    held_by,
+    tenant_budget,
+    tenant_running,
+)
 from dgpu.core.rules.durations import NEVER, UNKNOWN
 from dgpu.core.rules.openings import (
     PART,
@@ -49,9 +57,12 @@ from dgpu.core.state import ClusterState
 SLACK_MS: Final = 5_000  # a smaller change of the time is ignored: tasks take some time to begin
 
 
-class Plan(NamedTuple):
-    at: int  # from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
-    places: tuple[Place, ...] = ()  # empty: it reserves quota alone
+class Plan:
+    __slots__ = ("at", "places")
+
+    def __init__(self, at: int, places: tuple[Place, ...] = ()) -> None:
+        self.at = at  # from UNKNOWN on: unknown, the more GPUs the larger; from NEVER on: never
+        self.places = places  # empty: it reserves quota alone
 
 
 def slot_level(state: ClusterState, at: int) -> int:
@@ -168,20 +179,14 @@ def _is_allowed(state: ClusterState, line: Line, ahead: Ahead) -> bool:
     milli = claim.milli + ahead.pool_milli
     if pool.pool is not None and milli > pool.limit_milli and not has_quota(state, pool, milli):
         return False
-    if not state.tenants:
-        return True
-    tenant = account.tenant
-    if tenant is None or not account.limited:
+    if not account.limited:
         return True
     if tenant_budget(state, account, claim) is not None:
         return False
     if tenant_running(account, ahead.tenant_tasks) is not None:
         return False
-    reserved = ahead.tenant
-    if tenant.max_gpus is not None and claim.milli + reserved.milli > tenant.max_gpus * WHOLE_MILLI:
-        return False
-    most_mb = tenant.max_gpu_memory_mb
-    return most_mb is None or claim.memory_mb + reserved.memory_mb <= most_mb
+    beyond = beyond_limits(account, claim.plus(ahead.tenant))
+    return beyond.milli <= 0 and beyond.memory_mb <= 0
 
 
 def _unless_alike(known: Reservation, plan: Plan) -> Plan:
@@ -267,16 +272,10 @@ class Planner:
         milli = claim.milli + ahead.pool_milli
         if pool.pool is not None and not has_quota(state, pool, milli):
             at = self._freed_at(pool, pool.used_milli + milli - pool.limit_milli, 0)
-        tenant = account.tenant
-        if tenant is None or not account.limited:
+        if not account.limited:
             return at
-        reserved = ahead.tenant
-        short_milli = short_mb = 0
-        if tenant.max_gpus is not None:
-            short_milli = account.milli + claim.milli + reserved.milli - tenant.max_gpus * WHOLE_MILLI
-        if tenant.max_gpu_memory_mb is not None:
-            short_mb = account.memory_mb + claim.memory_mb + reserved.memory_mb - tenant.max_gpu_memory_mb
-        return max(at, self._freed_at(account, short_milli, short_mb))
+        beyond = beyond_limits(account, held_by(account).plus(claim).plus(ahead.tenant))
+        return max(at, self._freed_at(account, beyond.milli, beyond.memory_mb))
 
     def _is_ahead_of(self, booking: Booking, other: Booking) -> bool:
         """The task ends before the other reservation begins."""
@@ -366,7 +365,7 @@ class Planner:
                 taken = taken_by(booking, place, self._at)
                 if own is not None and spares_own:
                     rest = tuple([each for each in place.gpu_ids if each not in own[node_id]])
-                    taken = Taken(Hold(rest, 0, 0), taken.at, taken.until)
+                    taken = Taken(rest, 0, 0, taken.at, taken.until)
                 found.setdefault(node_id, []).append(taken)
 
     def _freed_at(self, holder: Holder, milli: int, memory_mb: int) -> int:
