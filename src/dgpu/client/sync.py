@@ -292,10 +292,13 @@ class Client(Calls, Blocking):
 
     @property
     def _connections(self) -> dict[str, http.client.HTTPConnection]:
-        """Of the calling thread, by address."""
+        """Of the calling thread, by address. A forked child has its own: on a shared one it would read answers to the
+        requests of its parent.
+        """
         found: dict[str, http.client.HTTPConnection] | None = getattr(self._local, "connections", None)
-        if found is None:
+        if found is None or self._local.pid != os.getpid():
             found = self._local.connections = {}
+            self._local.pid = os.getpid()
         return found
 
     def _connection(self, turn: Turn, *, is_fresh: bool) -> http.client.HTTPConnection:

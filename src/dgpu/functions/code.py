@@ -78,13 +78,19 @@ def _script(file: Path) -> Source:
 
 
 def _describe(session: Session, options: Mapping[str, Any], function: Function[Any]) -> dict[str, Any]:
-    task = {"gpu_count": 1, **task_fields(options)}
     source = source_of(function.local)
-    if source is None:
-        from dgpu.functions.notebook import written_module
+    if source is not None:
+        return _described_at(source, session, options, function)
+    from dgpu.functions.notebook import written_module
 
-        module, directory = written_module(function)
-        source, options = Source(module, directory), {**options, "upload": directory}
+    with written_module(function) as (module, directory):
+        return _described_at(Source(module, directory), session, {**options, "upload": directory}, function)
+
+
+def _described_at(
+    source: Source, session: Session, options: Mapping[str, Any], function: Function[Any]
+) -> dict[str, Any]:
+    task = {"gpu_count": 1, **task_fields(options)}
     task["entrypoint"] = f"{source.module}:{function.local.__qualname__}"
     task.setdefault("name", function.local.__name__)
     if function.model_name:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _ENDED = frozenset({"success", "failed", "cancelled"})
+_EXPIRED = "result_expired"
 _MAX_ASKED = 1_000
+_TURN_SECONDS = 1.0  # with more calls than one question may name
 
 
 class Future(Generic[R]):
@@ -70,11 +72,10 @@ class Future(Generic[R]):
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._ended is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left < 0:
+            wait = _wait_seconds(self._session, deadline)
+            self._take(self._ask(wait, deadline))
+            if self._ended is None and not wait:
                 raise TimeoutError(f"{self.task_id} has not ended after {timeout:g} s; it continues")
-            wait = self._session.wait_seconds
-            self._take(self._ask(wait if left is None else min(wait, left), deadline))
 
     def _ask(self, wait: float, deadline: float | None = None) -> CallResult:
         client = self._session.client
@@ -85,7 +86,9 @@ class Future(Generic[R]):
                 raise TimeoutError(f"{self.task_id} is not known to have ended: {error}") from error
             raise
         except DgpuError as error:
-            raise _expired(self.task_id, error) from error
+            if error.code != _EXPIRED:
+                raise
+            raise _expired(self.task_id) from error
 
     def _take(self, answer: CallResult) -> None:
         if answer.status not in _ENDED:
@@ -110,7 +113,9 @@ class Future(Generic[R]):
                     lambda wait=wait: client.result(self.task_id, wait=wait),  # type: ignore[misc]
                 )
             except DgpuError as error:
-                raise _expired(self.task_id, error) from error
+                if error.code != _EXPIRED:
+                    raise
+                raise _expired(self.task_id) from error
             if answer.status == "success" and answer.ref:
                 content = await patiently_async(client, lambda: client.result_content(self.task_id))
                 self._value = values.unpacked(content)
@@ -155,17 +160,21 @@ def as_completed(futures: Iterable[Future[R]], timeout: float | None = None) -> 
     deadline = None if timeout is None else time.monotonic() + timeout
     waiting = {future.task_id: future for future in futures}
     while waiting:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left < 0:
-            raise TimeoutError(f"{len(waiting)} calls have not ended after {timeout:g} s; they continue")
-        asked = list(waiting)[:_MAX_ASKED]
-        session = waiting[asked[0]]._session  # noqa: SLF001 - of this module
-        wait = session.wait_seconds if left is None else min(session.wait_seconds, left)
-        for answer in _results(session, asked, wait, deadline):
+        session = next(iter(waiting.values()))._session  # noqa: SLF001 - of this module
+        own = [task_id for task_id, each in waiting.items() if each._session is session]  # noqa: SLF001
+        asked = own[:_MAX_ASKED]
+        wait = _wait_seconds(session, deadline)
+        is_some = len(asked) < len(waiting)
+        answers = _results(session, asked, min(wait, _TURN_SECONDS) if is_some else wait, deadline)
+        for task_id in asked if is_some else ():  # the others are asked about next
+            waiting[task_id] = waiting.pop(task_id)
+        for answer in answers:
             future = waiting.pop(answer.task_id, None)
             if future is not None:
                 future._take(answer)  # noqa: SLF001 - of this module
                 yield future
+        if waiting and not wait:
+            raise TimeoutError(f"{len(waiting)} calls have not ended after {timeout:g} s; they continue")
 
 
 def _results(
@@ -180,9 +189,14 @@ def _results(
         raise
 
 
-def _expired(task_id: str, error: DgpuError) -> Exception:
-    if error.code == "result_expired":
-        return ResultExpired(
-            "the call has ended, but its result is not kept any more", task_id=task_id, reason=error.code
-        )
-    return error
+def _wait_seconds(session: Session, deadline: float | None) -> float:
+    """For the next answer. 0: the time is up, and this is the last question, or the only one."""
+    if deadline is None:
+        return session.wait_seconds
+    return min(session.wait_seconds, max(0.0, deadline - time.monotonic()))
+
+
+def _expired(task_id: str) -> ResultExpired:
+    return ResultExpired(
+        "the call has ended, but its result is not kept any more", task_id=task_id, reason=_EXPIRED
+    )

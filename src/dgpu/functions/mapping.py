@@ -202,8 +202,7 @@ async def mapped_async(
         while not machine.is_over:
             batch = machine.next_batch()
             if batch is not None:
-                # Few requests, each for many calls: a thread per batch costs less than a second form of submit.
-                machine.on_submitted(await asyncio.to_thread(_submit, session, task, batch))
+                await _submit_in_thread(machine, session, task, batch)
             elif machine.is_many:
                 await asyncio.sleep(_PAUSE_SECONDS)
             if asked := machine.asked:
@@ -219,6 +218,20 @@ async def mapped_async(
         if left := machine.outstanding:
             with contextlib.suppress(DgpuError):
                 await client.cancel(*left)
+
+
+async def _submit_in_thread(
+    machine: MapMachine, session: Session, task: Mapping[str, Any], batch: Batch
+) -> None:
+    """Few requests, each for many calls: a thread per batch costs less than a second form of submit."""
+    submitting = asyncio.ensure_future(asyncio.to_thread(_submit, session, task, batch))
+    try:
+        machine.on_submitted(await asyncio.shield(submitting))
+    except asyncio.CancelledError:
+        # A thread cannot be cancelled: its calls must be known, so that they are cancelled.
+        with contextlib.suppress(DgpuError):
+            machine.on_submitted(await submitting)
+        raise
 
 
 def _submit(session: Session, task: Mapping[str, Any], batch: Batch) -> list[str]:

@@ -7,11 +7,15 @@ the notebook, and simple values. Anything else cannot be sent this way, and the 
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import inspect
+import symtable
+import sys
 import tempfile
 import textwrap
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,13 +30,16 @@ MAX_MODULE_BYTES: Final = 256 << 10
 _MAX_DEFINITIONS: Final = 500
 
 
-def written_module(function: Function[Any]) -> tuple[str, Path]:
-    """The name of the module, and a directory that holds nothing else. Equal text gets the same name and upload."""
+@contextlib.contextmanager
+def written_module(function: Function[Any]) -> Iterator[tuple[str, Path]]:
+    """The name of the module, and a directory that holds nothing else. Equal text gets the same name and upload. The
+    directory exists within the block.
+    """
     text = module_text(function)
     name = f"dgpu_notebook_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    directory = Path(tempfile.mkdtemp(prefix="dgpu-notebook-"))
-    (directory / f"{name}.py").write_text(text, encoding="utf-8")
-    return name, directory
+    with tempfile.TemporaryDirectory(prefix="dgpu-notebook-") as directory:
+        (Path(directory) / f"{name}.py").write_text(text, encoding="utf-8")
+        yield name, Path(directory)
 
 
 def module_text(function: Function[Any]) -> str:
@@ -60,18 +67,23 @@ class _Collected:
 
     def add(self, name: str, value: Any) -> None:
         """Dependencies come first: decorators and default values are evaluated when the module is imported."""
-        if name in self._seen or len(self._seen) > _MAX_DEFINITIONS:
+        if name in self._seen:
             return
+        if len(self._seen) >= _MAX_DEFINITIONS:
+            raise CodeNotFoundError(
+                f"the function refers to more than {_MAX_DEFINITIONS} names of the notebook; "
+                "move some of them into a module"
+            )
         self._seen.add(name)
         plain = _unwrapped(value)
         if isinstance(value, types.ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
-        elif not isinstance(plain, types.FunctionType | type):
-            self._add_value(name, value)
-        elif plain.__module__ != "__main__":
-            self.imports.append(f"from {plain.__module__} import {plain.__qualname__} as {name}")
-        else:
+        elif home := _home_of(value):
+            self.imports.append(f"from {home[0]} import {home[1]} as {name}")
+        elif isinstance(plain, types.FunctionType | type) and plain.__module__ == "__main__":
             self._add_definition(name, plain)
+        else:
+            self._add_value(name, value)
 
     def _add_definition(self, name: str, plain: Any) -> None:
         try:
@@ -100,13 +112,25 @@ class _Collected:
 
 
 def _unwrapped(value: Any) -> Any:
-    return (
-        value.local
-        if hasattr(value, "local")
-        else value.__wrapped__
-        if isinstance(value, DeclaredModel)
-        else value
-    )
+    from dgpu.functions.declare import Function
+
+    if isinstance(value, Function):
+        return value.local
+    return value.__wrapped__ if isinstance(value, DeclaredModel) else value
+
+
+def _home_of(value: Any) -> tuple[str, str] | None:
+    """The module that has this object, and its name there: of functions, classes, functions in C and types of `typing`.
+    None: the notebook made it.
+    """
+    owners = (getattr(value, "__module__", None), type(getattr(value, "__self__", None)).__module__)
+    for module in owners:
+        attribute = getattr(value, "__name__", None)
+        if module == "__main__" or not isinstance(module, str) or not isinstance(attribute, str):
+            continue
+        if getattr(sys.modules.get(module), attribute, None) is value:
+            return module, attribute
+    return None
 
 
 def _main() -> types.ModuleType:
@@ -116,4 +140,12 @@ def _main() -> types.ModuleType:
 
 
 def _names(text: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    """Names that the text takes from its module. Its local variables may have names of the notebook, too."""
+    module = symtable.symtable(text, "<notebook>", "exec")
+    found = {each.get_name() for each in module.get_symbols() if each.is_referenced()}
+    inner = list(module.get_children())
+    while inner:
+        table = inner.pop()
+        inner += table.get_children()
+        found |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+    return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pathlib
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -128,11 +130,82 @@ def test_a_call_that_runs_can_be_waited_for_and_cancelled(
     assert not future.done()
     with pytest.raises(TimeoutError, match=r"has not ended after 0.01 s; it continues"):
         future.result(timeout=0.01)
+    with pytest.raises(TimeoutError, match="has not ended after 0 s"):
+        future.result(timeout=0)
+    with pytest.raises(TimeoutError, match="1 calls have not ended after 0 s"):
+        list(dgpu.as_completed([future], timeout=0))
     assert future.cancel()
     assert server.cancelled[-1] == future.task_id
     flag.touch()
     assert future.result() == "seen"
     assert not future.cancel()
+    assert dgpu.Future(future.task_id).result(timeout=0) == "seen", "asked at least once"
+    assert [each.task_id for each in dgpu.as_completed([dgpu.Future(future.task_id)], 0)] == [future.task_id]
+
+
+def test_as_completed_does_not_wait_for_the_first_ones_if_there_are_many(
+    server: FunctionServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import plain
+
+    monkeypatch.setattr("dgpu.functions.futures._MAX_ASKED", 1)
+    flag = tmp_path / "flag"
+    slow = dgpu.task(env={"APART": "1"})(plain.waits_for).submit(str(flag))
+    fast = with_models.square.submit(3)
+    ended = dgpu.as_completed([slow, fast], timeout=60)
+    assert next(ended) is fast
+    flag.touch()
+    assert next(ended) is slow
+
+
+async def test_a_cancelled_map_cancels_also_the_calls_that_are_being_submitted(
+    server: FunctionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dgpu.functions import mapping
+
+    begun, may_end, submit = threading.Event(), threading.Event(), mapping._submit
+
+    def slow_submit(*given):
+        begun.set()
+        may_end.wait()
+        return submit(*given)
+
+    monkeypatch.setattr(mapping, "_submit", slow_submit)
+
+    async def run() -> None:
+        async for _ in with_models.square.amap([1, 2]):
+            pass
+
+    before = len(server.tasks)
+    running = asyncio.ensure_future(run())
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    submitted = [f"task-{number + 1}" for number in range(before, len(server.tasks))]
+    assert len(submitted) == 2
+    assert server.cancelled[-2:] == submitted
+
+
+def test_a_forked_child_has_its_own_connections(server: FunctionServer) -> None:
+    """On a shared one, each would read answers to the requests of the other."""
+    from dgpu.functions.session import default_session
+
+    client = default_session().client
+    with_models.square.submit(2).result()
+    parent = {id(each) for each in client._connections.values()}
+    assert parent
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.write(writer, b"%d" % len(parent & {id(each) for each in client._connections.values()}))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 9) == b"0"
+    assert {id(each) for each in client._connections.values()} == parent
+    os.close(reader)
+    os.close(writer)
 
 
 def test_what_cannot_be_sent_is_named_before_anything_is_submitted(server: FunctionServer) -> None:
@@ -188,14 +261,20 @@ PROMPT = """
 import dgpu
 import math as m
 from os.path import join
+from random import randint
+from time import sleep
+from typing import Optional
 FACTOR = 3
+handle = object()
 
 @dgpu.model("tiny")
 def load():
     return {"weight": FACTOR}
 
-def helper(x):
-    return m.floor(x)
+def helper(x: Optional[int]):
+    sleep(0)
+    handle = m.floor(x) * randint(1, 1)  # not that of the notebook
+    return [handle for x in "a"][0]
 
 @dgpu.task(model="tiny", preload=True)
 def triple(model, x):
@@ -208,6 +287,8 @@ def bad():
     return lock
 
 print(triple.submit(2).result())
+import glob, tempfile
+print(glob.glob(tempfile.gettempdir() + "/dgpu-notebook-*"))
 try:
     bad.submit()
 except RuntimeError as error:
@@ -215,12 +296,10 @@ except RuntimeError as error:
 """
 
 
-def python(server: FunctionServer, *arguments: str, cwd: pathlib.Path) -> str:
-    import os
-
+def python(server: FunctionServer, *arguments: str, cwd: pathlib.Path, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "DGPU_SERVER": server.url},
+        env={**os.environ, "DGPU_SERVER": server.url, **variables},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -261,6 +340,8 @@ def test_functions_of_a_notebook_are_sent_as_text(server: FunctionServer, tmp_pa
     )
     (tmp_path / "cell.txt").write_text(PROMPT)
     (tmp_path / "kernel.py").write_text(cell)
-    first, second = python(server, "kernel.py", "cell.txt", cwd=tmp_path).splitlines()
-    assert first == "[6, 'a/b']"
+    (tmp_path / "tmp").mkdir()
+    printed = python(server, "kernel.py", "cell.txt", cwd=tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    first, left, second = printed.splitlines()
+    assert (first, left) == ("[6, 'a/b']", "[]")
     assert second.startswith("the function uses 'lock' of the notebook, a object, which cannot be sent")
