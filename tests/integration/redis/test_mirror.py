@@ -13,9 +13,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 
 import pytest
 
+from dgpu.core.events import NodeRemoved
 from dgpu.core.model.settings import Settings
 from dgpu.core.state import ClusterState
 from dgpu.journal.memory import MemoryJournal
@@ -23,9 +25,10 @@ from dgpu.service.loop.clock import Clock
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.machine.contact import AgentRules
 from dgpu.service.machine.inputs import Begin
+from dgpu.service.machine.outputs import CommittedGroup
 from dgpu.service.machine.scheduler import Scheduler
 from dgpu.service.redis.mirror import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, Mirror
-from dgpu.service.redis.resp import Target
+from dgpu.service.redis.resp import Connection, RedisFailed, Target
 
 ROOT = pathlib.Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -62,6 +65,22 @@ class Redis:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    @contextlib.contextmanager
+    def monitored(self):
+        """Yields a function that returns the commands that Redis has got within the block."""
+        command = ["redis-cli", "-p", str(self.port), "-a", "s", "--no-auth-warning", "MONITOR"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as monitor:
+            assert monitor.stdout is not None
+            assert monitor.stdout.readline() == "OK\n"
+            lines: list[str] = []
+            yield lambda: lines
+            self.cli("ECHO", "the end")
+            for line in monitor.stdout:
+                lines.append(line)
+                if "the end" in line:
+                    break
+            monitor.kill()
 
     def cli(self, *words: str) -> list[str]:
         command = ["redis-cli", "-p", str(self.port), "-a", "s", "--no-auth-warning", *words]
@@ -149,26 +168,64 @@ def test_the_queue_the_tasks_and_the_events_are_mirrored_and_come_back_after_a_l
 
     redis.cli("HSET", "lab:task:task-999", "status", "pending")
     redis.cli("SADD", "lab:tasks", "lab:task:task-999")
-    redis.cli("DEL", "lab:mirror")
-    eventually(lambda: redis.cli("EXISTS", "lab:task:task-999") == ["0"], "a hash of a forgotten task to go")
+    with redis.monitored() as commands:
+        redis.cli("DEL", "lab:mirror")
+        eventually(
+            lambda: redis.cli("EXISTS", "lab:task:task-999") == ["0"], "a hash of a forgotten task to go"
+        )
+    deleted = [line for line in commands() if '"DEL"' in line]
+    assert any("task-999" in line for line in deleted)
+    assert not any(f"lab:task:{high}" in line for line in deleted), "a reader would take the task for unknown"
+    assert redis.cli("SISMEMBER", "lab:tasks", "lab:task:task-999") == ["0"]
+    eventually(lambda: redis.cli("KEYS", "lab:tasks*") == ["lab:tasks"], "its own sets to go")
+
+
+@contextlib.asynccontextmanager
+async def mirror_of(redis, prefix):
+    clock = Clock()
+    scheduler = Scheduler(ClusterState(), last_index=0, rules=AgentRules(), started_at=clock.now_ms())
+    runtime = Runtime(scheduler, MemoryJournal(), clock)
+    await runtime.start(Begin(settings=Settings()))
+    target = Target("127.0.0.1", redis.port, password="s")
+    try:
+        yield Mirror(runtime, target, prefix), await Connection.open(target)
+    finally:
+        await runtime.stop()
 
 
 def test_the_wait_for_redis_is_short_again_after_a_success(redis):
     """Every interruption made the next wait longer, up to half a minute, even after days of success."""
 
     async def run():
-        clock = Clock()
-        scheduler = Scheduler(ClusterState(), last_index=0, rules=AgentRules(), started_at=clock.now_ms())
-        runtime = Runtime(scheduler, MemoryJournal(), clock)
-        await runtime.start(Begin(settings=Settings()))
-        mirror = Mirror(runtime, Target("127.0.0.1", redis.port, password="s"), "again:")
-        mirror.retry_s = MAX_RETRY_SECONDS  # as after many failures
-        running = asyncio.create_task(mirror.run())
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not mirror.is_current:  # noqa: ASYNC110 - an attribute
-                await asyncio.sleep(0.01)
-        assert mirror.retry_s == FIRST_RETRY_SECONDS
-        running.cancel()
-        await runtime.stop()
+        async with mirror_of(redis, "again:") as (mirror, _):
+            mirror.retry_s = MAX_RETRY_SECONDS  # as after many failures
+            running = asyncio.create_task(mirror.run())
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not mirror.is_current:  # noqa: ASYNC110 - an attribute
+                    await asyncio.sleep(0.01)
+            assert mirror.retry_s == FIRST_RETRY_SECONDS
+            running.cancel()
 
     asyncio.run(run())
+
+
+def test_missed_events_are_told_and_unconfirmed_ones_are_sent_again(redis, monkeypatch):
+    monkeypatch.setattr("dgpu.service.redis.mirror.MAX_EVENTS", 3)
+
+    async def run():
+        async with mirror_of(redis, "gap:") as (mirror, connection):
+            mirror._events = deque(maxlen=3)
+            for index in range(5):
+                event = NodeRemoved(at=0, node_id=f"node-{index}")
+                mirror.on_group(CommittedGroup(index=index, events=(event,)))
+            connection.close()
+            with pytest.raises(RedisFailed):
+                await mirror._write_changes(connection)
+            again = await Connection.open(Target("127.0.0.1", redis.port, password="s"))
+            await mirror._write_changes(again)
+            again.close()
+
+    asyncio.run(run())
+    told = " ".join(redis.cli("XRANGE", "gap:events", "-", "+"))
+    assert 'events_missed facts {"count":2}' in told
+    assert [f"node-{index}" in told for index in range(5)] == [False, False, True, True, True]

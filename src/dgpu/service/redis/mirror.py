@@ -50,6 +50,8 @@ class Mirror:
         self._mark = secrets.token_hex(8)
         self._touched: dict[TaskId, None] = {}  # an ordered set
         self._events: deque[tuple[int, e.Event]] = deque(maxlen=MAX_EVENTS)
+        self._missed = 0  # events that found no room there
+        self._unsure: list[bytes] = []  # commands that Redis has not confirmed
         self._must_renew = True
         self._changed = asyncio.Event()
         self.is_current = False  # everything committed so far is written
@@ -63,6 +65,7 @@ class Mirror:
             else:
                 self._must_renew = True
             if type(event) in TEXTS:
+                self._missed += len(self._events) == MAX_EVENTS
                 self._events.append((group.index, event))
         self.is_current = False
         self._changed.set()
@@ -96,7 +99,7 @@ class Mirror:
             if self._must_renew or mark != self._mark.encode():
                 await self._renew(connection)
             await self._write_changes(connection)
-            if not self._touched and not self._events and not self._must_renew:
+            if not (self._touched or self._events or self._missed or self._must_renew):
                 self.is_current = True
                 self.retry_s = FIRST_RETRY_SECONDS
                 self._changed.clear()
@@ -106,16 +109,21 @@ class Mirror:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _renew(self, connection: Connection) -> None:
-        """Writes a second queue and swaps it in, so that readers never see an empty one."""
+        """Writes a second queue and swaps it in, so that readers never see an empty one. Hashes are written in place;
+        those of tasks that are forgotten since are deleted last.
+        """
         self._must_renew = False
         self._touched.clear()
         task_ids = await self._runtime.read(lambda state: tuple(state.tasks))
-        new_queue = self._key("task_queue.new")
-        await connection.call(encode("DEL", new_queue))
-        await self._drop_hashes(connection)
+        new_queue, renewed = self._key("task_queue.new"), self._key("tasks.new")
+        await connection.call(encode("DEL", new_queue, renewed))
         for some in _portions(task_ids):
             rows = await self._runtime.read(functools.partial(_rows, task_ids=some))
             await self._write(connection, rows, new_queue)
+            names = [self._hash_of(row) for row in rows if row.fields]
+            if names:
+                await connection.call(encode("SADD", renewed, *names))
+        await self._drop_forgotten(connection, renewed)
         swap = encode("RENAME", new_queue, self._key("task_queue"))
         (exists,) = await connection.call(encode("EXISTS", new_queue))
         await connection.call(
@@ -124,41 +132,44 @@ class Mirror:
         )
         _log.info("redis_mirrored", tasks=len(task_ids))
 
-    async def _drop_hashes(self, connection: Connection) -> None:
-        """Of tasks that are forgotten since. The set names all hashes of the mirror."""
-        names = self._key("tasks")
+    async def _drop_forgotten(self, connection: Connection, renewed: str) -> None:
+        """`tasks` names all hashes of the mirror, also after a break in here: a name leaves it after its hash."""
+        names, forgotten = self._key("tasks"), self._key("tasks.forgotten")
+        await connection.call(encode("SDIFFSTORE", forgotten, names, renewed), encode("DEL", renewed))
         while True:
-            (found,) = await connection.call(encode("SPOP", names, AT_A_TIME))
+            (found,) = await connection.call(encode("SPOP", forgotten, AT_A_TIME))
             if not isinstance(found, list) or not found:
                 return
-            await connection.call(encode("DEL", *[each for each in found if isinstance(each, bytes)]))
+            gone = [each for each in found if isinstance(each, bytes)]
+            await connection.call(encode("DEL", *gone), encode("SREM", names, *gone))
 
     async def _write_changes(self, connection: Connection) -> None:
         while self._touched:
-            some = tuple(self._touched)[:AT_A_TIME]
-            for task_id in some:
-                del self._touched[task_id]
-            rows = await self._runtime.read(functools.partial(_rows, task_ids=some))
-            await self._write(connection, rows, self._key("task_queue"))
-        while self._events:
-            commands = [
-                encode(
-                    "XADD",
-                    self._key("events"),
-                    "MAXLEN",
-                    "~",
-                    MAX_EVENTS,
-                    "*",
-                    *_event_fields(*self._events.popleft()),
-                )
-                for _ in range(min(AT_A_TIME, len(self._events)))
-            ]
-            await connection.call(*commands)
+            touched, self._touched = self._touched, {}  # if this fails, everything is written anew
+            for some in _portions(tuple(touched)):
+                rows = await self._runtime.read(functools.partial(_rows, task_ids=some))
+                await self._write(connection, rows, self._key("task_queue"))
+        while self._unsure or self._events or self._missed:
+            if not self._unsure:
+                self._unsure = [self._added(fields) for fields in self._next_events()]
+            await connection.call(*self._unsure)
+            self._unsure = []
+
+    def _next_events(self) -> Iterator[list[str | bytes]]:
+        if self._missed:
+            told = msgspec.json.encode({"count": self._missed})
+            self._missed = 0
+            yield ["event", "events_missed", "facts", told]
+        for _ in range(min(AT_A_TIME, len(self._events))):
+            yield _event_fields(*self._events.popleft())
+
+    def _added(self, fields: list[str | bytes]) -> bytes:
+        return encode("XADD", self._key("events"), "MAXLEN", "~", MAX_EVENTS, "*", *fields)
 
     async def _write(self, connection: Connection, rows: Sequence[_Row], queue: str) -> None:
         commands: list[bytes] = []
         for row in rows:
-            name = self._key(f"task:{row.name}")
+            name = self._hash_of(row)
             if row.score is None:
                 commands.append(encode("ZREM", queue, row.name))
             else:
@@ -172,6 +183,9 @@ class Mirror:
                 commands += [encode("DEL", name), encode("SREM", self._key("tasks"), name)]
         if commands:
             await connection.call(*commands)
+
+    def _hash_of(self, row: _Row) -> str:
+        return self._key(f"task:{row.name}")
 
     def _key(self, name: str) -> str:
         return self._prefix + name
