@@ -16,9 +16,10 @@ import pytest
 
 from dgpu.core.model.ids import TenantId
 from dgpu.service.content import copies as copies_module
+from dgpu.service.content import copy_words as words
 from dgpu.service.content.copies import ContentCopies
 from dgpu.service.content.copy_words import PIECE_BYTES
-from dgpu.service.content.copying import copy_content_for_ever
+from dgpu.service.content.copying import Copying, copy_content_for_ever
 from dgpu.service.content.store import ContentKey, ContentLimits, ContentStore, key_of
 from dgpu.service.copies.taking import MasterGone
 
@@ -185,3 +186,30 @@ async def test_a_connection_that_breaks_leaves_nothing_partial(tmp_path, monkeyp
         assert pieces[:3] == [0, PIECE_BYTES, 0]
     assert content_of(standby, key) == content
     assert not list((tmp_path / "b" / "incoming").iterdir())
+
+
+async def test_a_large_store_is_compared_page_by_page_and_new_content_goes_first(
+    tmp_path, monkeypatch
+) -> None:
+    """One message with all keys would be too large some day, and a submit would wait for the whole comparison."""
+    monkeypatch.setattr(words, "PAGE", 3)
+    master, standby = scheduler(tmp_path / "a"), scheduler(tmp_path / "b")
+    keys = [await stored(master, b"%d" % number) for number in range(12)]
+    asked: list[str] = []
+
+    class Watched(Direct):
+        async def call(self, method: str, message: msgspec.Struct, answer: type[Any]) -> Any:
+            if isinstance(message, words.FreshAsk):
+                assert len(message.held) <= 2 * words.PAGE
+            asked.append(method)
+            if asked.count("Page") == 2 and asked[-1] == "Page":
+                keys.append(await stored(master, b"fresh"))
+            return await super().call(method, message, answer)
+
+    async with master.leading():
+        copying = asyncio.create_task(Copying(standby, "b", Watched(master)).run())
+        await until(lambda: copying.done() or all(has(standby, key) for key in keys))
+        assert not copying.done(), copying.exception()
+        copying.cancel()
+        await asyncio.gather(copying, return_exceptions=True)
+    assert list(standby.store._kept).index(keys[-1]) < 9, "before the pages that were still to come"

@@ -147,7 +147,7 @@ class ContentCopies:
             self._given[piece.name] = (piece.offer, arrival, end)
             return True
         await asyncio.to_thread(arrival.finish)
-        del self._given[piece.name]
+        self._given.pop(piece.name, None)  # gone if this scheduler has stopped to lead meanwhile
         return True
 
     # Leaves

@@ -22,6 +22,7 @@ from dgpu.service.copies.taking import Master, MasterGone
 _RETRY_S = 1.0
 _WAIT_MS = 1_000
 _REPEAT_S = 600.0  # everything is compared again: files may have been lost, or used again, meanwhile
+_FIRST_PAGE: ContentKey = ("", "")  # before all keys
 
 _log = structlog.get_logger("dgpu.content")
 
@@ -47,7 +48,9 @@ async def copy_content_for_ever(
 
 
 class Copying:
-    """One connection. New content goes first; between, everything is compared, page by page."""
+    """One connection. New content goes first; between, everything is compared, one page at a time. So a message names
+    at most some pages of keys, and a submit does not wait for the comparison of a large store.
+    """
 
     def __init__(self, copies: ContentCopies, name: str, master: Master) -> None:
         self._copies = copies
@@ -56,21 +59,33 @@ class Copying:
         self._seen = -1
         self._held: list[ContentKey] = []
         self._refused: list[ContentKey] = []
+        self._begin_comparison()
+
+    def _begin_comparison(self) -> None:
+        self._theirs: ContentKey | None = (
+            _FIRST_PAGE  # the master's next page is after it; None: all compared
+        )
+        self._own: ContentKey | None = _FIRST_PAGE  # the same for our own content
+        self._lacks_some = False  # could not be taken
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        repeat_s = 0.0
-        is_whole = False
+        repeat_s = loop.time() + _REPEAT_S
         while True:
-            fresh = await self._ask_fresh(is_whole=is_whole)
-            if fresh.offers:
-                is_whole = await self._take(fresh.offers) and is_whole
-            elif fresh.is_gap or loop.time() >= repeat_s:
-                is_whole = await self._take_all()
-                await self._give_all()
+            fresh = await self._ask_fresh()
+            if fresh.is_gap or loop.time() >= repeat_s:
+                self._begin_comparison()
                 repeat_s = loop.time() + _REPEAT_S
+            if fresh.offers:
+                await self._take(fresh.offers)
+            elif self._theirs is not None:
+                await self._take_page(self._theirs)
+            elif self._own is not None:
+                await self._give_page(self._own)
 
-    async def _ask_fresh(self, *, is_whole: bool) -> words.FreshOffers:
+    async def _ask_fresh(self) -> words.FreshOffers:
+        is_compared = self._theirs is None
+        is_idle = is_compared and self._own is None
         held, refused = tuple(self._held), tuple(self._refused)
         self._held, self._refused = [], []
         ask = words.FreshAsk(
@@ -78,30 +93,24 @@ class Copying:
             after=self._seen,
             held=held,
             refused=refused,
-            is_whole=is_whole,
-            wait_ms=0 if held or refused or self._seen < 0 else _WAIT_MS,
+            is_whole=is_compared and not self._lacks_some,
+            wait_ms=_WAIT_MS if is_idle and not (held or refused) else 0,
         )
         fresh = await self._master.call("Fresh", ask, words.FreshOffers)
         self._seen = fresh.seen
         return fresh
 
-    async def _take_all(self) -> bool:
-        """False: something could not be taken."""
-        after: ContentKey | None = None
-        is_whole = True
-        while (page := await self._master.call("Page", words.PageAsk(after=after), words.Page)).offers:
-            is_whole = await self._take(page.offers) and is_whole
-            after = page.offers[-1].key
-        return is_whole
+    async def _take_page(self, after: ContentKey) -> None:
+        page = await self._master.call("Page", words.PageAsk(after=after), words.Page)
+        await self._take(page.offers)
+        self._theirs = page.offers[-1].key if page.offers else None
 
-    async def _take(self, offers: Iterable[words.Offer]) -> bool:
-        is_whole = True
+    async def _take(self, offers: Iterable[words.Offer]) -> None:
         for offer in offers:
             lacks = await asyncio.to_thread(self._copies.store.lacks, offer.key, offer.used_s)
             is_here = await self._fetch(offer) if lacks else True
             (self._held if is_here else self._refused).append(offer.key)
-            is_whole = is_whole and is_here is not False
-        return is_whole
+            self._lacks_some = self._lacks_some or is_here is False
 
     async def _fetch(self, offer: words.Offer) -> bool | None:
         """None: it need not be here."""
@@ -135,17 +144,17 @@ class Copying:
         await asyncio.to_thread(arrival.finish)
         return True
 
-    async def _give_all(self) -> None:
-        after: ContentKey | None = None
-        store = self._copies.store
-        while listed := await asyncio.to_thread(store.listed, after, words.PAGE):
-            offers = {each[0]: words.Offer(*each) for each in listed}
-            own = words.OwnPage(offers=tuple(offers.values()))
-            wanted = await self._master.call("Offered", own, words.Wanted)
-            for key in wanted.keys:
-                if key in offers:
-                    await self._give(offers[key])
-            after = listed[-1][0]
+    async def _give_page(self, after: ContentKey) -> None:
+        listed = await asyncio.to_thread(self._copies.store.listed, after, words.PAGE)
+        self._own = listed[-1][0] if listed else None
+        if not listed:
+            return
+        offers = {each[0]: words.Offer(*each) for each in listed}
+        own = words.OwnPage(offers=tuple(offers.values()))
+        wanted = await self._master.call("Offered", own, words.Wanted)
+        for key in wanted.keys:
+            if key in offers:
+                await self._give(offers[key])
 
     async def _give(self, offer: words.Offer) -> None:
         offset = 0
