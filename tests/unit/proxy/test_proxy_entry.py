@@ -179,9 +179,14 @@ def test_answers_cannot_set_cookies_of_dgpu_or_of_other_hosts() -> None:
         [
             (b"Set-Cookie", b"a=1; Domain=localhost; Path=/"),
             (b"Set-Cookie", b" dgpu_port_8081=stolen"),
+            (b"Set-Cookie", b"domain-of-user=2; DOMAIN = localhost;Secure"),
             (b"Transfer-Encoding", b"chunked"),
             (b"Strict-Transport-Security", b"max-age=1"),
             (b"Content-Type", b"text/html"),
         ]
     )
-    assert told == [(b"set-cookie", b"a=1; Path=/"), (b"content-type", b"text/html")]
+    assert told == [
+        (b"set-cookie", b"a=1; Path=/"),
+        (b"set-cookie", b"domain-of-user=2;Secure"),
+        (b"content-type", b"text/html"),
+    ]

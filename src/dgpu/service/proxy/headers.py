@@ -94,9 +94,10 @@ def switch_head(status: int, headers: Headers) -> bytes:
 
 
 def _of_one_host(cookie: bytes) -> bytes:
-    """Without Domain: a cookie of one task must not be sent to others."""
-    parts = cookie.split(b";")
-    return b";".join(part for part in parts if not part.strip().lower().startswith(b"domain"))
+    """Without Domain: a cookie of one task must not be sent to others. The first part is the cookie itself."""
+    pair, *attributes = cookie.split(b";")
+    kept = [each for each in attributes if each.partition(b"=")[0].strip().lower() != b"domain"]
+    return b";".join([pair, *kept])
 
 
 def _named(values: Iterable[bytes]) -> frozenset[bytes]:
