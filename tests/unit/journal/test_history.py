@@ -217,3 +217,14 @@ def test_events_of_nodes_have_a_bound_of_their_own(tmp_path, monkeypatch: pytest
     assert node_events(History(tmp_path / "h.sqlite"), "n1")[-1]["journal_index"] == 11_900
     writer.close()
     assert HistoryWriter(tmp_path / "h.sqlite")._kept_node_events == left
+
+
+def test_a_page_of_ended_tasks_is_full_although_others_run(history, cluster) -> None:
+    """The list of tasks ends at the first page that is not full."""
+    everyone = history.list_tasks(TaskFilters(), live=True, limit=1000)
+    ended = [task.id for task in everyone if task.status.is_final]
+    assert 3 < len(ended) < len(everyone)
+    newest_running = max(task.id for task in everyone if not task.status.is_final)
+    limit = 1 + sum(task_id > newest_running for task_id in ended)
+    page = history.forgotten_page(TaskFilters(), before_id=None, limit=limit, live=True)
+    assert [task.id for task in page.tasks] == ended[:limit]

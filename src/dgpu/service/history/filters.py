@@ -11,6 +11,7 @@ from dgpu.core.model.array import MAX_TASKS
 from dgpu.core.model.ids import NO_TASK, TaskId, TenantId
 from dgpu.core.model.task import Pool, TaskStatus
 
+ENDED = "status NOT IN ('pending', 'running')"
 USER_LABEL = "user"  # set by the service or by the client of a submit
 
 IDS_OF_KIND = """
@@ -68,7 +69,7 @@ def bounds_of(search: Search) -> tuple[list[str], list[Any]]:
 
 
 def search_where(search: Search) -> tuple[list[str], list[Any]]:
-    where = ["status NOT IN ('pending', 'running')"]
+    where = [ENDED]
     values: list[Any] = []
     if search.words:
         plain = search.words.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

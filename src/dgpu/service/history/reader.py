@@ -20,6 +20,7 @@ import msgspec
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.model.task import WHOLE_MILLI, Constraint, Mount, Pool, Restart, TaskStatus, Wish
 from dgpu.service.history.filters import (
+    ENDED,
     IDS_OF_KIND,
     Search,
     TaskFilters,
@@ -183,10 +184,15 @@ class History:
         above_id: int = 0,
         limit: int = 100,
         live: bool = False,
+        ended: bool = False,
     ) -> list[PastTask]:
-        """Newest first, from below `before_id` to above `above_id`. `live` includes tasks that the core still has."""
+        """Newest first, from below `before_id` to above `above_id`. `live` includes tasks that the core still has,
+        `ended` leaves out those that wait or run.
+        """
         limit = min(limit, MAX_ROWS)
         where, values = where_of(filters, live=live)
+        if ended:
+            where.append(ENDED)
         if not live and (len(values) > 1 or filters.pool is not None):
             kinds = self._kinds(filters)
             if kinds is not None and len(kinds) <= MAX_KINDS_MERGED:
@@ -207,6 +213,7 @@ class History:
         above_id: int = 0,
         live: bool = False,
     ) -> ForgottenPage:
+        """`live`: also ended tasks that are not marked as forgotten yet."""
         with self._reading() as connection:
             if connection is None:
                 return ForgottenPage(tasks=[], total=0, index=0)
@@ -215,7 +222,7 @@ class History:
                 return ForgottenPage(
                     index=self.reach().index,
                     tasks=self.list_tasks(
-                        filters, before_id=before_id, above_id=above_id, limit=limit, live=live
+                        filters, before_id=before_id, above_id=above_id, limit=limit, live=live, ended=True
                     ),
                     total=self.count_tasks(filters),
                 )

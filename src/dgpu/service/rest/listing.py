@@ -143,7 +143,7 @@ async def _past_part(
         page = await asyncio.to_thread(
             history.forgotten_page, filters, before_id=before, above_id=above, limit=limit, live=True
         )
-    rows = {row.id: row for row in page.tasks if row.status.is_final}
+    rows = {row.id: row for row in page.tasks}
     unmarked = views.forgotten_after(page.index, wanted)
     missing = [
         gone
