@@ -51,9 +51,13 @@ class AuditTrail:
         now = self._runtime.now_ms()
         if now - self._flushed_at >= _FLUSH_EVERY_MS:
             self._flushed_at = now
-            writing = [self._write(entry) for entry in self._repeats.due(now, also_open=True)]
-            if writing:
-                await asyncio.wait(writing)
+            await self.write_all()
+
+    async def write_all(self) -> None:
+        """Writes what is counted so far, now."""
+        due = self._repeats.due(self._runtime.now_ms(), also_open=True)
+        if writing := [self._write(entry) for entry in due]:
+            await asyncio.wait(writing)
 
     async def tend(self) -> None:
         while True:
@@ -85,4 +89,4 @@ async def audit_trail(runtime: Runtime) -> AsyncIterator[AuditTrail]:
         yield trail
     finally:
         tending.cancel()
-        await trail.flush()
+        await trail.write_all()
