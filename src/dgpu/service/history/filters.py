@@ -40,7 +40,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     statuses: tuple[TaskStatus, ...] = ()  # any of them
 
 
-def where_of(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]:
+def where_of(filters: TaskFilters, *, live: bool, ended: bool = False) -> tuple[list[str], list[Any]]:
     columns = {
         "status": filters.status,
         "priority": filters.priority,
@@ -48,7 +48,7 @@ def where_of(filters: TaskFilters, *, live: bool) -> tuple[list[str], list[Any]]
         "pool": filters.pool,
     }
     wanted = {column: value for column, value in columns.items() if value is not None}
-    where = [] if live else ["forgotten = 1"]
+    where = ([] if live else ["forgotten = 1"]) + ([ENDED] if ended else [])
     where += [f"{column} = ?" for column in wanted]
     values: list[Any] = [value if isinstance(value, int) else str(value) for value in wanted.values()]
     if filters.tenants is not None:

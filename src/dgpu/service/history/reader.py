@@ -20,7 +20,6 @@ import msgspec
 from dgpu.core.model.ids import NO_TASK, GpuId, LeaseId, NodeId, TaskId, TenantId
 from dgpu.core.model.task import WHOLE_MILLI, Constraint, Mount, Pool, Restart, TaskStatus, Wish
 from dgpu.service.history.filters import (
-    ENDED,
     IDS_OF_KIND,
     Search,
     TaskFilters,
@@ -186,13 +185,9 @@ class History:
         live: bool = False,
         ended: bool = False,
     ) -> list[PastTask]:
-        """Newest first, from below `before_id` to above `above_id`. `live` includes tasks that the core still has,
-        `ended` leaves out those that wait or run.
-        """
+        """Newest first, between `before_id` and `above_id`. `live`: also tasks of the core; `ended`: no others."""
         limit = min(limit, MAX_ROWS)
-        where, values = where_of(filters, live=live)
-        if ended:
-            where.append(ENDED)
+        where, values = where_of(filters, live=live, ended=ended)
         if not live and (len(values) > 1 or filters.pool is not None):
             kinds = self._kinds(filters)
             if kinds is not None and len(kinds) <= MAX_KINDS_MERGED:
