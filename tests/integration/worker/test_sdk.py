@@ -34,7 +34,7 @@ def test_a_function_runs_here_when_called_and_there_when_submitted(server: Funct
     assert with_models.square(3) == 9
     assert with_models.square.submit(3, power=3).result() == 27
     assert server.tasks[-1]["entrypoint"] == "with_models:square"
-    assert server.tasks[-1]["python"] == sys.executable
+    assert pathlib.Path(server.tasks[-1]["python"]).samefile(sys.executable)
     assert server.tasks[-1]["python_path"] == [str(FUNCTIONS)]
 
 
