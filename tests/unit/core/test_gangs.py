@@ -9,10 +9,10 @@ from building.lockstep import remade
 from dgpu.core.commands import CancelTasks, LoseNode, ReleaseNode, ReportStarted, RunPass, Tick
 from dgpu.core.events import GangPlaced, RankEnded, TaskFinished, TaskRequeued
 from dgpu.core.foresight.explain import explain
-from dgpu.core.foresight.reserved import fits_now
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, Restart
 from dgpu.core.rejections import NeverFits, StaleLease
+from dgpu.core.rules.place import beside_reservations
 from dgpu.core.state import ClusterState
 
 
@@ -235,6 +235,6 @@ def test_a_rank_ended_when_its_agent_says_not_when_the_report_arrived() -> None:
 def test_a_gang_of_two_does_not_fit_on_one_free_node() -> None:
     state = cluster(node("n1"), node("n2"), task(), task(nodes=2))
     demand = state.queue.shapes[state.tasks[2].shape_id].demand
-    assert fits_now(state, demand)
+    assert beside_reservations(state, demand)
     run_pass(state)
-    assert not fits_now(state, demand)
+    assert not beside_reservations(state, demand)

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dgpu.core.events import CallReturned, TaskFinished, TasksSubmitted, WorkerChanged
+from dgpu.core.events import TaskFinished, TasksSubmitted, WorkerChanged
 from dgpu.core.model.app import back_off_ms
 from dgpu.core.model.ids import NodeId, TaskId
 from dgpu.core.model.lease import Lease
@@ -96,10 +96,6 @@ def stir_calls_on(state: ClusterState, node_id: NodeId) -> None:
         worker = state.workers.get(lease.task_id)
         if worker is not None:
             state.crews.stir(worker.app_id)
-
-
-def apply_returned(_state: ClusterState, _event: CallReturned) -> None:
-    """For the store of results only."""
 
 
 def apply_worker_changed(state: ClusterState, event: WorkerChanged) -> None:

@@ -1,10 +1,10 @@
-"""Secrets of tenants, API tokens and the audit log. No decision about tasks reads them."""
+"""Secrets of tenants and API tokens. No decision about tasks reads them."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from dgpu.core.events import Audited, Resealed, SecretDeleted, SecretSet, TokenCreated, TokenRevoked
+from dgpu.core.events import Resealed, SecretDeleted, SecretSet, TokenCreated, TokenRevoked
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.secrets import secret_id
 from dgpu.core.state import ClusterState
@@ -43,7 +43,3 @@ def apply_token_created(state: ClusterState, event: TokenCreated) -> None:
 
 def apply_token_revoked(state: ClusterState, event: TokenRevoked) -> None:
     state.tokens[event.token_id] = replace(state.tokens[event.token_id], revoked_at=max(1, event.at))
-
-
-def apply_audited(_state: ClusterState, _event: Audited) -> None:
-    pass

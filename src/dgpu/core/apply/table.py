@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from dgpu.core import events
 from dgpu.core.apply.alerts import apply_alert_records
-from dgpu.core.apply.calls import apply_returned, apply_worker_changed
+from dgpu.core.apply.calls import apply_worker_changed
 from dgpu.core.apply.credentials import (
-    apply_audited,
     apply_resealed,
     apply_secret_deleted,
     apply_secret_set,
@@ -45,7 +44,6 @@ from dgpu.core.apply.task import (
     apply_forgotten,
     apply_gang_placed,
     apply_keys_forgotten,
-    apply_measured,
     apply_placed,
     apply_priority,
     apply_rank_ended,
@@ -62,6 +60,10 @@ def apply(state: ClusterState, event: Event) -> None:
     APPLIERS[type(event)](state, event)
     if event.at > state.last_at:  # noqa: PLR1730 - for every event, and max() is a call
         state.last_at = event.at
+
+
+def apply_nothing(_state: ClusterState, _event: Event) -> None:
+    """For the history, the audit log or the store of results only."""
 
 
 APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
@@ -109,9 +111,9 @@ APPLIERS: Final[dict[type[Event], Callable[[ClusterState, Any], None]]] = {
     events.AlertRecordsKept: apply_alert_records,
     events.ServiceSet: apply_service_set,
     events.ServiceDeleted: apply_service_deleted,
-    events.Audited: apply_audited,
-    events.AttemptMeasured: apply_measured,
-    events.CallReturned: apply_returned,
+    events.Audited: apply_nothing,
+    events.AttemptMeasured: apply_nothing,
+    events.CallReturned: apply_nothing,
     events.WorkerChanged: apply_worker_changed,
     events.CallsFailed: apply_calls_failed,
 }

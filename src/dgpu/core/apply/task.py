@@ -21,7 +21,6 @@ from dgpu.core.apply.dependencies import await_others, tell_dependents, wait_no_
 from dgpu.core.apply.health import note_freed
 from dgpu.core.apply.holdings import note_released
 from dgpu.core.events import (
-    AttemptMeasured,
     CallsFailed,
     GangPlaced,
     KeysForgotten,
@@ -168,10 +167,6 @@ def apply_finished(state: ClusterState, event: TaskFinished) -> None:
     )
     if not shape.app and not task.worker_of:
         note_run(state.run_times, shape, state.tasks[task.id], event.at)
-
-
-def apply_measured(_state: ClusterState, _event: AttemptMeasured) -> None:
-    """For the history only."""
 
 
 def apply_requeued(state: ClusterState, event: TaskRequeued) -> None:

@@ -50,13 +50,10 @@ def decide_priority(state: ClusterState, command: ChangePriority) -> Decision:
     return (PriorityChanged(at=command.at, priority=command.priority, tasks=changed),) if changed else ()
 
 
-def end_broken(state: ClusterState, at: int, most: int) -> tuple[TasksCancelled, ...]:
+def end_broken(state: ClusterState, at: int, most: int) -> TasksCancelled:
     """Cancels tasks whose dependencies can never be met, the oldest first."""
-    broken = state.dependents.broken
-    if not broken:
-        return ()
-    task_ids = tuple(sorted(broken)[:most])
-    return (TasksCancelled(at=at, task_ids=task_ids, reason="dependency_failed"),)
+    task_ids = tuple(sorted(state.dependents.broken)[:most])
+    return TasksCancelled(at=at, task_ids=task_ids, reason="dependency_failed")
 
 
 def array_tasks(state: ClusterState, array_id: TaskId) -> Iterator[Task]:

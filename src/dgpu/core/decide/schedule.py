@@ -178,9 +178,9 @@ class Pass:
         """
         left = PORTION
         while left > 0 and self.state.dependents.broken:
-            for event in end_broken(self.state, self.at, left):
-                self._apply((event,))
-                left -= len(event.task_ids)
+            event = end_broken(self.state, self.at, left)
+            self._apply((event,))
+            left -= len(event.task_ids)
 
     def _settle(self) -> None:
         """After a change: updates reservations, and wakes the lines that the change may have let in."""

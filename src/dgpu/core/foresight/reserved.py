@@ -14,8 +14,8 @@ from dgpu.core.refusals import ReservedFor
 from dgpu.core.rules.access import access_of
 from dgpu.core.rules.place import (
     has_room_but_for_reservations,
-    no_room,
     place,
+    reserved_for,
     rooms_but_for_reservations,
 )
 from dgpu.core.state import ClusterState
@@ -58,8 +58,8 @@ def room_blockers(state: ClusterState, line: Line, task_id: TaskId, at: int) -> 
     access = access_of(state, line, task_id, at)
     if place(state, line, access, at):
         return []
-    refusal = no_room(state, line, access)
-    if not isinstance(refusal, ReservedFor):
+    refusal = reserved_for(state, demand, access)
+    if refusal is None:
         return blockers_of(state, demand)
     others = f", and {plural(refusal.reservations - 1, 'other')}" if refusal.reservations > 1 else ""
     detail = (
@@ -86,12 +86,6 @@ def in_words(reserved: Reserved, at: int) -> str:
     if reserved.at is None:
         return f"it has a reservation on {where}; its start time is unknown"
     return f"it has a reservation on {where} and starts within {_seconds(reserved.at - at)} s"
-
-
-def fits_now(state: ClusterState, demand: Demand) -> bool:
-    if demand.nodes > 1:
-        return len(state.rooms.fitting(demand)) >= demand.nodes
-    return state.rooms.find(demand) is not None
 
 
 def fits_but_for_reservations(state: ClusterState, demand: Demand) -> bool:

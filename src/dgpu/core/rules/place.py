@@ -12,7 +12,7 @@ from dgpu.core.index.room import Room, whole
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
-from dgpu.core.refusals import NO_ROOM, Refusal, ReservedFor
+from dgpu.core.refusals import ReservedFor
 from dgpu.core.rules.access import Access, bookings_in_order, in_the_way, view
 from dgpu.core.rules.durations import UNKNOWN, certain_ms, expected_ms
 from dgpu.core.rules.fit import Spot, fits, rank, spot_in
@@ -38,18 +38,11 @@ def beside_reservations(state: ClusterState, demand: Demand) -> list[Spot]:
     return [] if spot is None else [spot]
 
 
-def no_room(state: ClusterState, line: Line, access: Access) -> Refusal:
-    """The refusal of a task for which `place` found no spot."""
-    if not state.reservations:
-        return NO_ROOM
-    roomy = rooms_but_for_reservations(state, line.demand)
-    if not has_room_but_for_reservations(state, line.demand, roomy):
-        return NO_ROOM
-    return reserved_for(state, roomy, access) or NO_ROOM
-
-
-def reserved_for(state: ClusterState, roomy: Sequence[Room], access: Access) -> ReservedFor | None:
-    """The reservations that keep the task out of these rooms; names the soonest."""
+def reserved_for(state: ClusterState, demand: Demand, access: Access) -> ReservedFor | None:
+    """The reservations alone that keep out a task for which `place` found no spot; names the soonest."""
+    roomy = rooms_but_for_reservations(state, demand)
+    if not has_room_but_for_reservations(state, demand, roomy):
+        return None
     found: dict[TaskId, NodeId] = {}
     for room in roomy:
         for other in room.holds:

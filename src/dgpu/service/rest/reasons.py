@@ -7,11 +7,12 @@ from typing import Any
 from dgpu.core.foresight.barriers import barriers_of, conditions_of
 from dgpu.core.foresight.blockers import Blocker, blocker, blockers_of, plural
 from dgpu.core.foresight.explain import back_off
-from dgpu.core.foresight.reserved import fits_but_for_reservations, fits_now, room_blockers
+from dgpu.core.foresight.reserved import fits_but_for_reservations, room_blockers
 from dgpu.core.index.line import Line
 from dgpu.core.model.demand import Demand
 from dgpu.core.model.ids import ShapeId
 from dgpu.core.model.task import Task, TaskStatus
+from dgpu.core.rules.place import beside_reservations
 from dgpu.core.state import ClusterState
 from dgpu.service.access.anonymous import reason_told_to
 from dgpu.service.access.principal import Tenants
@@ -90,7 +91,7 @@ class Reasons:
 
     def _in_short(self, demand: Demand) -> Reason:
         """Without examining the nodes."""
-        if fits_now(self._state, demand):
+        if beside_reservations(self._state, demand):
             return _told(None)
         where = "one node" if demand.nodes == 1 else f"each of {demand.nodes} nodes"
         detail = f"needs {plural(demand.gpus, 'GPU')} on {where}; there is no room for it now"
