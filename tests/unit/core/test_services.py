@@ -149,6 +149,20 @@ def test_a_roll_out_that_never_gets_ready_stops_and_says_so_and_another_one_goes
     assert world.service.generation == 1
 
 
+def test_a_restart_replaces_each_replica_by_one_of_the_same_task() -> None:
+    world = World()
+    serve(world.state, of(min_replicas=2, max_replicas=2))
+    world.steps(3)
+    serve(world.state, of("ignored"), restarts=True, set_by="ann")
+    assert world.service.spec == of(min_replicas=2, max_replicas=2)
+    for _ in range(20):
+        world.step()
+        assert world.ready >= 2
+    assert world.generations() == [2, 2]
+    assert "restarted as generation 2 by ann" in world.texts()
+    assert isinstance(serve(World().state, of(), restarts=True), UnknownService)
+
+
 def test_a_replica_that_is_not_ready_is_replaced_with_longer_and_longer_delays() -> None:
     world = World()
     serve(world.state, of(unready_ms=3_000, start_ms=3_000))
@@ -243,7 +257,9 @@ def test_a_limit_that_is_not_given_stays() -> None:
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["load", "update", "scale", "kill", "bad", "step"]), st.integers(0, 5)),
+        st.tuples(
+            st.sampled_from(["load", "update", "restart", "scale", "kill", "bad", "step"]), st.integers(0, 5)
+        ),
         max_size=25,
     )
 )
@@ -255,6 +271,8 @@ def test_the_number_of_replicas_stays_within_its_bounds_whatever_happens(moves) 
             world.load = 7 * number
         elif move == "update":
             serve(world.state, replace(of(f"v{number}"), min_replicas=1, max_replicas=3, start_ms=4_000))
+        elif move == "restart":
+            serve(world.state, of(), restarts=True)
         elif move == "scale":
             scale(world.state, min_replicas=number, max_replicas=number + 1)
         elif move == "kill" and world.service.replicas:

@@ -169,9 +169,9 @@ def _with_leaving(service: Service, at: int) -> Service:
                 not each.ready or ready_left >= service.wanted or spec.replace == STOP_FIRST
             ):
                 leaving.append(each)
-    else:
+    if len(leaving) == len(old):
         spare = len(new) - service.wanted
-        leaving = sorted(new, key=lambda each: (each.ready, -each.task_id))[: max(0, spare)]
+        leaving += sorted(new, key=lambda each: (each.ready, -each.task_id))[: max(0, spare)]
     if not leaving:
         return service
     gone = {each.task_id for each in leaving}
