@@ -18,6 +18,7 @@ MODULES = (
     "alert_answers",
     "audit_answers",
     "board_answers",
+    "call_answers",
     "cluster_answers",
     "file_answers",
     "history_answers",
@@ -25,6 +26,7 @@ MODULES = (
     "output_answers",
     "scheduler_answers",
     "secret_answers",
+    "service_answers",
     "token_answers",
 )
 

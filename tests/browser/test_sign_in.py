@@ -143,6 +143,16 @@ def test_a_viewer_is_offered_nothing_that_it_may_not_do(guest, world):
     expect(page.get_by_test_id("empty")).to_contain_text("viewer")
     page.goto("/quota")
     expect(page.get_by_test_id("quota-apply")).to_have_count(0)
+    for tenant in ("vision", "speech"):
+        served = {"task": {"command": "true", "tenant_id": tenant}, "port": 80}
+        assert world.ask("PUT", "/api/v1/services/chat", served, BEARER).status == 200
+    page.goto("/services")
+    expect(page.get_by_test_id("service-vision-chat")).to_be_visible()
+    expect(page.get_by_test_id("service-speech-chat")).to_have_count(0)
+    page.goto("/services/chat")
+    expect(page.get_by_test_id("service-steps")).to_be_visible()
+    for action in ("scale", "restart", "delete", "open"):
+        expect(page.get_by_test_id(f"service-{action}")).to_have_count(0)
 
 
 def test_a_tenant_admin_creates_a_token_and_ends_it(guest, world):
@@ -237,6 +247,8 @@ def test_the_new_pages_fit_a_phone_and_both_languages(guest, world, scheme):
         ("/login", "login"),
         ("/tokens", "tokens"),
         ("/secrets", "secrets"),
+        ("/services", "services"),
+        ("/workers", "workers"),
         ("/tenants/vision", "tenant"),
     ):
         page.goto(path)

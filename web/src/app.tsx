@@ -5,7 +5,7 @@ import { signedOut } from "./api";
 import { board, link, reconnectNow, retryAt, seenAt, updated } from "./board/stream";
 import { clock } from "./format";
 import { language, setLanguage, t, word, type MessageKey } from "./i18n";
-import { helpShown, keysOn, PLACES, placesOfViewer, setKeys } from "./keyboard";
+import { helpShown, PLACES, placesOfViewer } from "./keyboard";
 import { may, me } from "./me";
 import { here } from "./now";
 import { go, route } from "./router";
@@ -13,7 +13,8 @@ import { addressOf, isStandby, othersOf, standing } from "./standing";
 import { nextTheme, theme } from "./theme";
 import { Account } from "./ui/account";
 import { Boundary } from "./ui/boundary";
-import { Confirmation, Dialog } from "./ui/dialog";
+import { Confirmation } from "./ui/dialog";
+import { Keys } from "./ui/keys";
 import { Logo } from "./ui/logo";
 import { Empty } from "./ui/parts";
 import { Toasts } from "./ui/toast";
@@ -25,6 +26,7 @@ import { Login } from "./views/login";
 import { Nodes } from "./views/nodes";
 import { Quota } from "./views/quota";
 import { Secrets } from "./views/secrets";
+import { Services, ServiceView } from "./views/services";
 import { Submit } from "./views/submit";
 import { TaskView } from "./views/task";
 import { Tasks } from "./views/tasks";
@@ -32,6 +34,7 @@ import { TenantView } from "./views/tenant";
 import { Tenants } from "./views/tenants";
 import { Timeline } from "./views/timeline";
 import { Tokens } from "./views/tokens";
+import { Workers } from "./views/workers";
 
 /** On a phone, the places are behind a button. */
 const menuShown = signal(false);
@@ -96,6 +99,10 @@ function View() {
       return <Quota />;
     case "nodes":
       return <Nodes />;
+    case "services":
+      return id ? <ServiceView key={id} name={id} /> : <Services />;
+    case "workers":
+      return <Workers />;
     case "tokens":
       return <Tokens />;
     case "secrets":
@@ -249,47 +256,5 @@ function Updated() {
         {t("broken.reload")}
       </button>
     </div>
-  );
-}
-
-function Keys() {
-  const close = () => (helpShown.value = false);
-  const rows: [string, string][] = [
-    ["/", t("keys.search")],
-    ...(may("task.submit") ? [["c", t("keys.new")] as [string, string]] : []),
-    ...placesOfViewer().map(([key, view]): [string, string] => [`g ${key}`, t(`nav.${view}` as MessageKey)]),
-    ["j k", t("keys.move")],
-    ["Enter", t("keys.open")],
-    ["x", t("keys.select")],
-    ["← ↑ ↓ →", t("keys.arrows")],
-    ["Esc", t("keys.close")],
-    ["?", t("keys.help")],
-  ];
-  return (
-    <Dialog label={t("keys.title")} onClose={close} testid="keys">
-      <div class="inner">
-        <h2>{t("keys.title")}</h2>
-        <dl class="facts">
-          {rows.map(([keys, text]) => (
-            <>
-              <dt key={keys}>
-                {keys.split(" ").map((key) => (
-                  <kbd key={key}>{key}</kbd>
-                ))}
-              </dt>
-              <dd>{text}</dd>
-            </>
-          ))}
-        </dl>
-        <label class="row keys-on">
-          <input type="checkbox" checked={keysOn.value} onChange={(event) => setKeys(event.currentTarget.checked)} data-testid="keys-on" /> {t("keys.on")}
-        </label>
-        <footer>
-          <button type="button" onClick={close}>
-            {t("common.close")}
-          </button>
-        </footer>
-      </div>
-    </Dialog>
   );
 }

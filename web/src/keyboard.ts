@@ -31,6 +31,8 @@ function kept(): string | null {
 export const PLACES: [key: string, view: string, action?: string][] = [
   ["c", "cluster"],
   ["t", "tasks"],
+  ["v", "services"],
+  ["w", "workers"],
   ["l", "timeline"],
   ["e", "tenants"],
   ["q", "quota"],

@@ -38,6 +38,8 @@ export type {
   SchedulerList,
   SecretAnswer as Secret,
   SecretList,
+  ServiceAnswer as Service,
+  ServiceList,
   SilenceAnswer as Silence,
   SilenceList,
   SignInAddress,
@@ -55,6 +57,8 @@ export type {
   TokenList,
   Usage,
   WhoAmI,
+  WorkerList,
+  WorkerRow as Worker,
 } from "../build/wire";
 
 export type TaskStatus = wire.TaskAnswer["status"];

@@ -2,17 +2,19 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import templates from "../../src/dgpu/client/languages/zh.json";
 import cases from "../../tests/unit/client/language_cases.json";
-import { expected, fill, type Section } from "../src/i18n/told";
+import { byPattern, fill, type Section } from "../src/i18n/told";
 
 test("a template is filled as on the command line", () => {
   for (const { section, code, facts, text } of cases) assert.equal(fill(templates, section as Section, code, facts), text, code);
 });
 
 test("descriptions of expected values are translated as on the command line", () => {
-  assert.equal(expected(templates, "at most 8 bytes in all"), "总共最多 8 字节");
-  assert.equal(expected(templates, "a whole number from -2 to 5"), "-2 到 5 的整数");
-  assert.match(expected(templates, 'values like {"lr": [0.1, 0.01], "seed": "0-4"}'), /^\{"lr"/);
-  assert.equal(expected(templates, "something new"), "something new");
+  assert.equal(byPattern(templates.expected, "at most 8 bytes in all"), "总共最多 8 字节");
+  assert.equal(byPattern(templates.expected, "a whole number from -2 to 5"), "-2 到 5 的整数");
+  assert.match(byPattern(templates.expected, 'values like {"lr": [0.1, 0.01], "seed": "0-4"}'), /^\{"lr"/);
+  assert.equal(byPattern(templates.expected, "something new"), "something new");
+  assert.equal(byPattern(templates.step, "rolled back to generation 3 by ann"), "ann 回退到第 3 代");
+  assert.equal(byPattern(templates.step, "task-7 is not ready"), "task-7 未就绪");
 });
 
 test("a moment is a local time", () => {

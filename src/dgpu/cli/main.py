@@ -50,7 +50,7 @@ VERBS = {
     "link": Verb("A link that opens a port of a running task in a browser."),
     "jupyter": Verb("JupyterLab on a GPU.", describes=True),
     "serve": Verb("Run a service: replicas behind one address.", describes=True),
-    "services": Verb("Services; show, scale, rollback, link, delete.", watches=True),
+    "services": Verb("Services; show, scale, restart, rollback, link, delete.", watches=True),
     "ps": Verb("List tasks: where they run, or why they wait.", watches=True),
     "why": Verb("Why a task waits, and what would start it sooner."),
     "show": Verb("Details of a task."),

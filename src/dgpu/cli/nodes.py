@@ -44,6 +44,7 @@ COLUMNS = (
     Column("VERSION", lambda row: str(row["agent_version"]), wide=True),
     Column("SINCE", lambda row: clock(row["registered_at"]), wide=True),
     Column("ENFORCED", lambda row: ", ".join(row.get("enforced", ())) or "nothing", wide=True),
+    Column("LOADED", lambda row: ", ".join(row.get("loaded_models", ())), wide=True),
     Column("REMARK", _remark, stretches=True),
 )
 

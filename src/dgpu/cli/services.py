@@ -10,6 +10,7 @@ from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock
 from dgpu.cli.output import Column, print_document, print_rows, print_table, repeat
 from dgpu.cli.serve import parse_replicas
+from dgpu.client.language import step_text
 
 app = typer.Typer(add_completion=False)
 
@@ -39,7 +40,7 @@ REPLICAS = (
 
 @app.callback(invoke_without_command=True)
 def services(ctx: typer.Context) -> None:
-    """Services: show, scale, rollback, link, delete. To create or update one: dgpu serve."""
+    """Services: show, scale, restart, rollback, link, delete. To create or update one: dgpu serve."""
     if ctx.invoked_subcommand is not None:
         return
     flags = flags_of(ctx)
@@ -81,6 +82,13 @@ def rollback(ctx: typer.Context, name: Name, tenant: Tenant = None) -> None:
 
 
 @app.command()
+def restart(ctx: typer.Context, name: Name, tenant: Tenant = None) -> None:
+    """Replace the replicas one by one by new ones of the same task."""
+    flags = flags_of(ctx)
+    _print(builtins(connect(flags).restart_service(name, tenant_id=tenant)), flags)
+
+
+@app.command()
 def link(ctx: typer.Context, name: Name, tenant: Tenant = None) -> None:
     """A link that opens the service in a browser. It works once."""
     flags = flags_of(ctx)
@@ -119,4 +127,4 @@ def _print(service: dict[str, Any], flags: Flags) -> None:
     typer.echo(f"replicas  {service['ready']} ready, {service['wanted']} wanted ({between})")
     print_table(service["replicas"], REPLICAS)
     for each in service["notes"]:
-        typer.echo(f"{clock(each['at'])}  {each['text']}")
+        typer.echo(f"{clock(each['at'])}  {step_text(each['text'])}")

@@ -59,16 +59,25 @@ def field_text(code: str, facts: Facts, english: str) -> str:
 
 def expected(used: str, english: str) -> str:
     """Descriptions have no codes: patterns of English texts stand for them. `{}` is a part that is taken over."""
-    for pattern, text in _expected(used):
+    return _by_pattern(used, "expected", english)
+
+
+def step_text(english: str) -> str:
+    """A step of a service, in the user's language. It is kept as a text, so patterns stand for codes here, too."""
+    return _by_pattern(used, "step", english) if (used := language()) else english
+
+
+def _by_pattern(used: str, section: str, english: str) -> str:
+    for pattern, text in _patterns(used, section):
         if found := pattern.fullmatch(english):
             return text.format(*found.groups())
     return english
 
 
 @functools.cache
-def _expected(used: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+def _patterns(used: str, section: str) -> tuple[tuple[re.Pattern[str], str], ...]:
     """Those with the longest fixed text first: `at most {} bytes in all` before `at most {} bytes`."""
-    table = _tables(used).get("expected", {})
+    table = _tables(used).get(section, {})
     known = sorted(table.items(), key=lambda item: -len(item[0].replace("{}", "")))
     return tuple(
         (re.compile("(.+?)".join(re.escape(part.format()) for part in _parts(english))), text)

@@ -56,6 +56,13 @@ class ServiceCalls:
         )
 
     @Call
+    def restart_service(self, name: str, *, tenant_id: str | None = None) -> Request[ServiceAnswer]:
+        """Replaces its replicas one by one by new ones of the same task."""
+        return Request(
+            "POST", _path(name, tenant_id, "restart"), ServiceAnswer, body=NOTHING, is_repeatable=False
+        )
+
+    @Call
     def service_link(self, name: str, *, tenant_id: str | None = None) -> Request[PortLink]:
         """A link that opens the service in a browser, once."""
         return Request("POST", _path(name, tenant_id, "links"), PortLink, body=NOTHING, is_repeatable=False)

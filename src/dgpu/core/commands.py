@@ -306,13 +306,16 @@ class ReadWallClock(Command, frozen=True, kw_only=True):
 
 
 class SetService(Command, frozen=True, kw_only=True):
-    """Creates or changes a service. With `rolls_back`, the specification before the last change returns."""
+    """Creates or changes a service. With `rolls_back`, the specification before the last change returns; with
+    `restarts`, the known one is rolled out again.
+    """
 
     tenant_id: TenantId
     name: str
     spec: ServiceSpec
     set_by: str = ""
     rolls_back: bool = False
+    restarts: bool = False
 
 
 class ScaleService(Command, frozen=True, kw_only=True):

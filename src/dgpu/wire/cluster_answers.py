@@ -100,6 +100,9 @@ class NodeAnswer(Answer, frozen=True, kw_only=True):
     enforced: list[str] = msgspec.field(default_factory=list)  # between tasks of different users
     not_enforced: list[str] = msgspec.field(default_factory=list)
     not_isolated: str = ""  # why tasks cannot run as other Unix users
+    loaded_models: list[str] = msgspec.field(
+        default_factory=list
+    )  # of workers; empty for readers of some tenants
 
 
 class NodeList(Answer, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ class ServiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     status: str  # ready | rolling | starting | degraded | stalled | stopped
     url: str | None  # one address for all replicas; None: the scheduler has no proxy
     generation: int
+    previous_generation: int | None = None  # rollback leads there; None: there is none
     port: int
     health: str
     replicas: list[ReplicaAnswer]

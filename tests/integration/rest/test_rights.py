@@ -156,6 +156,7 @@ CASES: dict[str, Make] = {
     "PUT /api/v1/services/{name}": submit("/api/v1/services/chat", lambda task: {"task": task, "port": 8000}),
     "POST /api/v1/services/{name}/scale": of_service("/scale", {"replicas": 2}),
     "POST /api/v1/services/{name}/rollback": of_service("/rollback", {}),
+    "POST /api/v1/services/{name}/restart": of_service("/restart", {}),
     "POST /api/v1/services/{name}/links": of_service("/links", {}),
     "DELETE /api/v1/services/{name}": of_service(),
     "DELETE /api/v1/tasks/{task_id}": of_task(""),

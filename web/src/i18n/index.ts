@@ -4,7 +4,7 @@ import zhTemplates from "../../../src/dgpu/client/languages/zh.json";
 import { brief as briefIn, duration as durationIn, ENGLISH_UNITS, type Language, type Units } from "../format";
 import type { Alert, Blocker, Problem, Task } from "../types";
 import { en, type MessageKey, type Messages } from "./en";
-import { expected, fill, type Facts, type Section, type Table } from "./told";
+import { byPattern, fill, type Facts, type Section, type Table } from "./told";
 import { zh } from "./zh";
 
 const TABLES: Record<Language, Messages> = { en, zh };
@@ -57,8 +57,14 @@ export function problemText(problem: Problem): string {
 export function fieldText(error: { detail: string; code: string; facts?: Facts }): string {
   const facts = error.facts ?? {};
   const table = TEMPLATES[language.value];
-  const shown = table && typeof facts.expected === "string" ? { ...facts, expected: expected(table, facts.expected) } : facts;
+  const shown = table && typeof facts.expected === "string" ? { ...facts, expected: byPattern(table.expected, facts.expected) } : facts;
   return told("field", error.code, shown, error.detail);
+}
+
+/** A step of a service with its cause. */
+export function stepText(english: string): string {
+  const table = TEMPLATES[language.value];
+  return table ? byPattern(table.step, english) : english;
 }
 
 export function blockerText(blocker: Blocker): string {

@@ -5,7 +5,7 @@ import { duration, megabytes, type Units } from "../format";
 export type Facts = Readonly<Record<string, unknown>>;
 export type Section = "problem" | "field" | "blocker" | "change" | "alert" | "ended" | "advice";
 type Template = string | readonly Template[] | { readonly by: string; readonly cases: Readonly<Record<string, Template>> };
-export type Table = { readonly unit: Units; readonly expected: Readonly<Record<string, string>>; readonly word: Readonly<Record<string, string>> } & { readonly [section in Section]: Readonly<Record<string, unknown>> };
+export type Table = { readonly unit: Units; readonly expected: Readonly<Record<string, string>>; readonly step: Readonly<Record<string, string>>; readonly word: Readonly<Record<string, string>> } & { readonly [section in Section]: Readonly<Record<string, unknown>> };
 
 const PART = /\[([^\]]*)\]|\{(\w+)(?::(\w+))?\}/g;
 const HOLE = /\{(\w+)(?::(\w+))?\}/g;
@@ -84,14 +84,16 @@ const FORMATS: Record<string, (value: number, table: Table) => string> = {
   milli_percent: (value) => `${Number((value / 10).toPrecision(6))} %`,
 };
 
-/** The description of an expected value. It has no code: a pattern of the English text stands for it, `{}` is a part. */
-export function expected(table: Table, english: string): string {
-  const found = Object.entries(table.expected).toSorted(([a], [b]) => fixed(b) - fixed(a));
+/** Texts without a code: a pattern of the English text stands for it, `{}` is a part, `{0}` the first one. */
+export function byPattern(table: Readonly<Record<string, string>>, english: string): string {
+  const found = Object.entries(table).toSorted(([a], [b]) => fixed(b) - fixed(a));
   for (const [pattern, text] of found) {
     const parts = pattern.split(GAP).map((part) => unbraced(part).replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
     const match = new RegExp(`^${parts.join("(.+?)")}$`, "s").exec(english);
     if (!match) continue;
     let next = 1;
+    const parted = text.replace(NUMBERED, (_, at: string) => match[Number(at) + 1] ?? "");
+    if (parted !== text) return unbraced(parted);
     return text
       .split(GAP)
       .map((part, place) => (place ? (match[next++] ?? "") : "") + unbraced(part))
@@ -100,6 +102,7 @@ export function expected(table: Table, english: string): string {
   return english;
 }
 
+const NUMBERED = /\{(\d)\}/g;
 const GAP = /(?<!\{)\{\}(?!\})/;
 
 function fixed(pattern: string): number {

@@ -105,6 +105,7 @@ function Cards({ gpus, refresh }: { gpus: Gpu[]; refresh: () => void }) {
             <th class="num">{t("gpu.memReserved")}</th>
             <th class="num">{t("gpu.memForeign")}</th>
             <th class="num">{t("gpu.temp")}</th>
+            <th>{t("gpu.models")}</th>
             <th>{t("gpu.tasks")}</th>
           </tr>
         </thead>
@@ -132,6 +133,7 @@ function Cards({ gpus, refresh }: { gpus: Gpu[]; refresh: () => void }) {
               <td class="num">{megabytes(gpu.memory_reserved_mb)}</td>
               <td class="num">{megabytes(gpu.memory_foreign_mb)}</td>
               <td class="num">{gpu.temperature_c === null ? "–" : `${gpu.temperature_c} °C`}</td>
+              <td>{gpu.loaded_models.join(", ")}</td>
               <td>
                 <span class="row">
                   {gpu.tasks.map((id) => (

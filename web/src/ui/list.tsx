@@ -11,7 +11,7 @@ const MAX_ROWS = 300;
 export interface Column<Row> {
   head: string;
   cell: (row: Row) => ComponentChildren;
-  kind?: "num" | "wide-only" | "wide-only muted" | "actions";
+  kind?: "num" | "wide-only" | "wide-only muted" | "num wide-only" | "actions";
   title?: (row: Row) => string;
 }
 

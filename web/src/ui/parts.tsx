@@ -17,10 +17,10 @@ export function Time({ at }: { at: string | number | null | undefined }) {
   );
 }
 
-export function State({ group, value, note }: { group: "status" | "gpu" | "node" | "severity"; value: string; note?: string }) {
+export function State({ group, value, note }: { group: "status" | "gpu" | "node" | "severity" | "service" | "replica" | "worker"; value: string; note?: string }) {
   return (
     <span class="state">
-      <i class={`dot ${value}`} aria-hidden="true" />
+      <i class={`dot ${value.replace(" ", "-")}`} aria-hidden="true" />
       {word(group, value)}
       {note ? <span class="muted">{note}</span> : null}
     </span>

@@ -21,9 +21,10 @@ from dgpu.core.state import ClusterState
 def decide_set_service(state: ClusterState, command: SetService) -> Decision:
     """Refused as a submit of one replica would be."""
     known = state.services.get(service_id(command.tenant_id, command.name))
-    if command.rolls_back:
-        unknown = UnknownService(tenant_id=command.tenant_id, name=command.name)
-        return unknown if known is None else _rolled_back(known, command)
+    if command.rolls_back or command.restarts:
+        if known is None:
+            return UnknownService(tenant_id=command.tenant_id, name=command.name)
+        return _rolled_back(known, command) if command.rolls_back else _restarted(known, command)
     if known is None and len(state.services) >= MAX_SERVICES:
         return TooManyServices(limit=MAX_SERVICES)
     spec = command.spec
@@ -52,20 +53,30 @@ def _updated(known: Service, command: SetService) -> Service:
     by = command.set_by or "an unknown user"
     if _same_replicas(spec, known.spec) and not known.status:
         return noted(replace(known, spec=spec, set_by=command.set_by), command.at, _changed_by(by, spec))
-    generation = max(known.generation, known.previous_generation) + 1
+    changed = _next_generation(known, spec, command.set_by)
+    return noted(changed, command.at, f"roll-out of generation {changed.generation} by {by}")
+
+
+def _next_generation(known: Service, spec: ServiceSpec, set_by: str) -> Service:
     serving, serving_generation = known.active
-    changed = replace(
+    return replace(
         known,
         spec=spec,
-        generation=generation,
+        generation=max(known.generation, known.previous_generation) + 1,
         previous=serving,
         previous_generation=serving_generation,
         status="",
         failures=0,
         retry_at=0,
-        set_by=command.set_by,
+        set_by=set_by,
     )
-    return noted(changed, command.at, f"roll-out of generation {generation} by {by}")
+
+
+def _restarted(known: Service, command: SetService) -> Decision:
+    """As a roll-out of what serves now: a restart of a stalled service does not try the failed specification again."""
+    changed = _next_generation(known, known.active[0], command.set_by)
+    text = f"restarted as generation {changed.generation} by {command.set_by or 'an unknown user'}"
+    return (ServiceSet(at=command.at, service=noted(changed, command.at, text)),)
 
 
 def _changed_by(by: str, spec: ServiceSpec) -> str:

@@ -114,9 +114,8 @@ def gpus_told_to(tenants: Tenants, state: ClusterState, found: GpuList) -> GpuLi
 def node_told_to(tenants: Tenants, state: ClusterState, node: NodeAnswer) -> NodeAnswer:
     if tenants is None:
         return node
-    return replace(
-        node, tasks=_own(tenants, state, node.tasks), drain_reason=without_tasks(node.drain_reason)
-    )
+    own = _own(tenants, state, node.tasks)
+    return replace(node, tasks=own, loaded_models=[], drain_reason=without_tasks(node.drain_reason))
 
 
 def _own(tenants: Tenants, state: ClusterState, names: list[str]) -> list[str]:

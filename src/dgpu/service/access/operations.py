@@ -38,6 +38,7 @@ OPERATIONS: Final[dict[str, Action]] = {
     "PUT /api/v1/services/{name}": A.SUBMIT_TASK,
     "POST /api/v1/services/{name}/scale": A.CHANGE_TASK,
     "POST /api/v1/services/{name}/rollback": A.CHANGE_TASK,
+    "POST /api/v1/services/{name}/restart": A.CHANGE_TASK,
     "POST /api/v1/services/{name}/links": A.ENTER_TASK,
     "DELETE /api/v1/services/{name}": A.CHANGE_TASK,
     "DELETE /api/v1/tasks/{task_id}": A.CHANGE_TASK,

@@ -132,6 +132,21 @@ async def roll_back_service(
 
 
 @post(
+    "/api/v1/services/{name:str}/restart",
+    summary="Restart a service",
+    description="Its replicas are replaced one by one by new ones of the same task, as in a roll-out.",
+    status_code=200,
+)
+async def restart_service(
+    rest: Given, who: Who, name: ServiceName, tenant_id: TenantOf = None
+) -> ServiceAnswer:
+    tenant = _tenant_of(who, tenant_id, name, Action.CHANGE_TASK)
+    known = await _found(rest, tenant, name)
+    await rest.do(SetService(tenant_id=tenant, name=name, spec=known.spec, set_by=who.user, restarts=True))
+    return await _shown(rest, tenant, name)
+
+
+@post(
     "/api/v1/services/{name:str}/links",
     summary="A link to a service",
     description="As for a port of a task: `url` works once in a browser, within 5 minutes.",
@@ -213,6 +228,7 @@ def answer_of(state: ClusterState, service: Service, proxy: Proxy | None) -> Ser
         if proxy is None
         else proxy.site.url_of(ServiceHost(service.name, service.tenant_id.lower())),
         generation=service.generation,
+        previous_generation=service.previous_generation if service.previous is not None else None,
         port=spec.port,
         health=spec.health,
         replicas=[replica(each) for each in service.replicas],
@@ -255,6 +271,7 @@ ROUTES: tuple[Any, ...] = (
     set_service,
     scale_service,
     roll_back_service,
+    restart_service,
     link_service,
     delete_service,
 )

@@ -114,4 +114,5 @@ def node_answer(state: ClusterState, node: Node) -> NodeAnswer:
         enforced=list(node.enforced),
         not_enforced=[name for name in FEATURES if name not in node.enforced],
         not_isolated=node.not_isolated,
+        loaded_models=sorted({name for gpu in gpus for name in gpu.warm}),
     )
