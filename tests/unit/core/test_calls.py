@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from building import cluster, do, finished, node, run_pass, task
 from building.calls import app, call, ready, returned, with_workers
 from building.lockstep import execute_alike
 from dgpu.core.commands import CancelTasks, HeldLease, ReportStarted, RunPass, SetTenant, Tick
-from dgpu.core.events import CallReturned, TaskFinished, TaskStopRequested
+from dgpu.core.events import CallReturned, CallsFailed, Event, TaskFinished, TaskStopRequested
 from dgpu.core.foresight.explain import explain
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.task import Outcome, TaskStatus
@@ -96,6 +98,19 @@ def test_calls_fail_with_the_error_of_their_workers_after_three_of_them() -> Non
     assert "no module named job (2)" in state.tasks[1].error
     assert not state.apps
     check_invariants(state)
+
+
+def test_many_calls_fail_in_portions_and_each_once() -> None:
+    state = cluster(node("n1"), call(app(max_workers=1), count=2_500))
+    at = state.last_at
+    for _ in range(3):
+        at += 60_000
+        (worker,) = run_pass(state, at=at)
+        do(state, finished(state.tasks[worker].lease_id, 1), at=at + 1)
+    events = do(state, RunPass(), at=at + 2)
+    failed = [event.task_ids for event in events if isinstance(event, CallsFailed)]
+    assert [len(task_ids) for task_ids in failed] == [1_000, 1_000, 500]
+    assert sorted(sum(failed, ())) == list(range(1, 2_501))
 
 
 def test_a_failed_worker_is_replaced_after_a_back_off() -> None:
@@ -318,6 +333,21 @@ def test_a_worker_with_an_overdue_call_gets_no_more_and_is_named_by_why() -> Non
     assert run_pass(state) == [4]
 
 
+def test_the_time_of_a_call_counts_from_its_start_and_not_from_its_wait_at_the_worker() -> None:
+    of = app(max_workers=1)
+    state = with_workers(cluster(node("n1"), call(of)))
+    run_pass(state)
+    do(state, returned(2, ran_ms=1))
+    do(state, call(of, count=2))
+    assert run_pass(state) == [3, 4]
+    first, second = state.crews.calls_of(1)
+    late = state.last_at + 10_000
+    do(state, returned(first, ran_ms=10_000), at=late)
+    do(state, ReportStarted(lease_id=second), at=late)
+    do(state, call(of), at=late)
+    assert run_pass(state, at=late) == [5], "the second call has only begun"
+
+
 def test_a_call_behind_an_overdue_one_is_not_moved_to_a_worker_that_would_load_its_model_for_longer() -> None:
     state = with_a_queue("m1")
     due_at = state.crews.next_again_at
@@ -326,3 +356,37 @@ def test_a_call_behind_an_overdue_one_is_not_moved_to_a_worker_that_would_load_i
     assert patient_at > due_at
     stops = do(state, RunPass(), at=patient_at)
     assert [stop.reason for stop in stops] == ["taken_back"] * 3
+
+
+def test_a_worker_that_leaves_is_promised_to_one_task() -> None:
+    """Neither all that leave to one task of a node, nor one to several tasks."""
+    state = with_idle_workers(4)
+    do(state, task())
+    do(state, task(priority=1))
+    assert len(stops_of(do(state, RunPass()))) == 2
+    assert not stops_of(do(state, RunPass(full=True)))
+    do(state, task(priority=2))
+    assert len(stops_of(do(state, RunPass()))) == 1
+
+
+def test_quota_of_a_worker_that_leaves_is_promised_to_one_task() -> None:
+    state = with_idle_workers(4)
+    do(state, SetTenant(tenant=Tenant(id="default", max_gpus=4)))
+    do(state, node("n2", gpus=4))
+    do(state, task())
+    assert len(stops_of(do(state, RunPass()))) == 1
+    do(state, task(priority=1))
+    assert len(stops_of(do(state, RunPass()))) == 1
+    assert not stops_of(do(state, RunPass(full=True)))
+
+
+def with_idle_workers(count: int) -> ClusterState:
+    state = with_workers(cluster(node("n1", gpus=count), call(app(max_workers=count), count=count)))
+    run_pass(state)
+    for lease_id in [lease.id for lease in state.leases.values() if lease.worker]:
+        do(state, returned(lease_id, ran_ms=1))
+    return state
+
+
+def stops_of(events: Iterable[Event]) -> list[TaskStopRequested]:
+    return [event for event in events if isinstance(event, TaskStopRequested)]

@@ -217,20 +217,22 @@ def failed_calls(state: ClusterState, at: int) -> Iterator[CallsFailed]:
             continue
         times = f"{app.failures} workers in a row ended before they were ready"
         error = f"{times}; the last one: {app.error}" if app.error else times
-        while task_ids := _waiting(state, app_id):
-            yield CallsFailed(at=at, task_ids=task_ids, reason=NO_WORKER, error=error)
-            if app_id not in state.apps:
-                break
+        while app_id in state.apps and (waiting := _waiting(state, app_id)):
+            for start in range(0, len(waiting), _PORTION):
+                portion = waiting[start : start + _PORTION]  # the failure of one call may end later ones
+                task_ids = tuple(task_id for task_id in portion if not state.tasks[task_id].status.is_final)
+                if task_ids:
+                    yield CallsFailed(at=at, task_ids=task_ids, reason=NO_WORKER, error=error)
 
 
-def _waiting(state: ClusterState, app_id: str) -> tuple[TaskId, ...]:
+def _waiting(state: ClusterState, app_id: str) -> list[TaskId]:
     found: list[TaskId] = []
     account = state.accounts.open(state.apps[app_id].spec.shape.tenant_id)
     for known in account.shapes.values():
         if known.shape.app == app_id:
             for line in known.lines.values():
                 found += line.after(TaskId(0))
-    return tuple(sorted(found)[:_PORTION])
+    return sorted(found)
 
 
 def surplus_workers(state: ClusterState, at: int) -> tuple[Event, ...]:

@@ -113,19 +113,15 @@ def _for_room(
     """The idle workers to stop; none if the workers that leave are enough, or all of the idle ones are not."""
     enough = _rooms_for(state, line, _WithoutIdle(state, at, leaving), leaving)
     if len(enough) >= line.demand.nodes:
+        cluster = _WithoutIdle(state, at, leaving)
         for room in enough[: line.demand.nodes]:
-            for lease_id in [each for each in leaving if leaving[each].node_id == room.node_id]:
-                del leaving[lease_id]  # promised to this line
+            for lease in _in_the_way(room, line, cluster, leaving):
+                del leaving[lease.id]  # promised to this line
         return []
     cluster = _WithoutIdle(state, at, {**leaving, **idle})
     found: list[tuple[int, list[Lease]]] = []
     for room in _rooms_for(state, line, cluster, {**leaving, **idle}):
-        made = opening(room, line.demand, cluster)
-        gpu_ids = set() if made is None else set(made.gpu_ids)
-        here = [lease for lease in idle.values() if lease.node_id == room.node_id]
-        victims = [lease for lease in here if gpu_ids.intersection(lease.gpu_ids)]
-        if victims and _is_short_of_host(room, line):
-            victims = here
+        victims = _in_the_way(room, line, cluster, idle)
         found.append((len(victims), victims))
     if len(found) < line.demand.nodes:
         return []
@@ -147,6 +143,15 @@ def _rooms_for(state: ClusterState, line: Line, cluster: Cluster, gone: dict[Lea
     return found
 
 
+def _in_the_way(room: Room, line: Line, cluster: Cluster, leases: dict[LeaseId, Lease]) -> list[Lease]:
+    """Leases on the node that hold GPUs for the line; all of them if the host is short of CPUs or RAM."""
+    here = [lease for lease in leases.values() if lease.node_id == room.node_id]
+    made = opening(room, line.demand, cluster)
+    gpu_ids = set() if made is None else set(made.gpu_ids)
+    found = [lease for lease in here if gpu_ids.intersection(lease.gpu_ids)]
+    return here if found and _is_short_of_host(room, line) else found
+
+
 def _is_short_of_host(room: Room, line: Line) -> bool:
     demand = line.demand
     return demand.cpus_milli > room.cpus_free_milli or demand.ram_mb > room.ram_free_mb
@@ -165,7 +170,7 @@ def _for_quota(
     """The workers of the pool or tenant that have been idle the longest, as many as needed."""
     holder: PoolUse | Account = line.pool if scope is Scope.POOL else line.account
     milli, memory_mb, tasks = _short(state, line, scope)
-    victims: list[Lease] = []
+    used: list[Lease] = []
     for lease in (*leaving.values(), *idle.values()):
         if milli <= 0 and memory_mb <= 0 and tasks <= 0:
             break
@@ -174,9 +179,12 @@ def _for_quota(
         milli -= lease.gpu_milli
         memory_mb -= lease.gpu_memory_mb * len(lease.gpu_ids)
         tasks -= 1
-        if lease.id in idle:
-            victims.append(lease)
-    return victims if milli <= 0 and memory_mb <= 0 and tasks <= 0 else []
+        used.append(lease)
+    if milli > 0 or memory_mb > 0 or tasks > 0:
+        return []
+    for lease in used:
+        leaving.pop(lease.id, None)  # promised to this line
+    return [lease for lease in used if lease.id in idle]
 
 
 def _short(state: ClusterState, line: Line, scope: Scope) -> tuple[int, int, int]:

@@ -72,7 +72,7 @@ def overdue_at(state: ClusterState, app: App, worker: Worker, lease_id: LeaseId)
     oldest = state.crews.oldest(lease_id)
     if oldest is None or not app.runs or any(model.loading for model in worker.models):
         return None
-    return state.leases[oldest].granted_at + max(MIN_OVERDUE_MS, OVERDUE * run_ms(app))
+    return _began_at(state, oldest) + max(MIN_OVERDUE_MS, OVERDUE * run_ms(app))
 
 
 def find_worker(state: ClusterState, line: Line, at: int) -> Lease | Refusal:
@@ -210,10 +210,13 @@ def _wait_ms(
 def elapsed_ms(state: ClusterState, seat: Seat, at: int) -> int:
     """Since the call that the worker runs began."""
     oldest = state.crews.oldest(seat.lease.id)
-    if oldest is None:
-        return 0
-    lease = state.leases[oldest]
-    return at - (state.tasks[lease.task_id].started_at or lease.granted_at)
+    return 0 if oldest is None else at - _began_at(state, oldest)
+
+
+def _began_at(state: ClusterState, call: LeaseId) -> int:
+    """A call that queued behind another one begins later than its slot was granted."""
+    lease = state.leases[call]
+    return state.tasks[lease.task_id].started_at or lease.granted_at
 
 
 def missing_patience_ms(state: ClusterState, seat: Seat, idle: list[Seat], model: str, at: int) -> int:
