@@ -110,14 +110,14 @@ class HaCluster:
     def log(self, name):
         return (self.home / f"{name}.log").read_text()
 
-    def ask(self, name, path, body=None, key="", timeout=20):
+    def ask(self, name, path, body=None, key="", timeout=20, method=None):
         """(status, headers, body); None: the scheduler does not answer."""
         headers = {"Content-Type": "application/json"} | ({"Idempotency-Key": key} if key else {})
         content = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.http[name]}{path}"
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(url, content, headers), timeout=timeout
+                urllib.request.Request(url, content, headers, method=method), timeout=timeout
             ) as answer:
                 return answer.status, answer.headers, json.load(answer)
         except urllib.error.HTTPError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import http.client
 import signal
+import sys
 import time
 
 import pytest
@@ -16,6 +18,7 @@ from e2e.test_kills import overlaps
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASE_SECONDS = 5
+SERVICE = "/api/v1/services/web"
 
 
 @pytest.fixture
@@ -36,6 +39,27 @@ def until_running(cluster, name, task_id):
     eventually(lambda: (cluster.task(name, task_id) or {}).get("status") == "running", f"{task_id} to run")
 
 
+def serve(cluster, name):
+    task = {"command": f"exec {sys.executable} -m http.server --bind 127.0.0.1 $DGPU_PORT", "gpu_count": 1}
+    assert cluster.ask(name, SERVICE, {"task": task, "port": 8000}, method="PUT")[0] == 200
+    return eventually(lambda: answering(cluster, name), "the service to answer")
+
+
+def answering(cluster, name):
+    """The replica of the service, once it answers through the proxy of this scheduler."""
+    service = cluster.ask(name, SERVICE)[2]
+    if service["ready"] != 1:
+        return None
+    host, _, port = service["url"].removeprefix("http://").rstrip("/").partition(":")
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+    try:
+        connection.request("GET", "/", headers={"Host": f"{host}:{port}"})
+        is_served = connection.getresponse().status == 200
+    finally:
+        connection.close()
+    return service["replicas"][0]["task_id"] if is_served else None
+
+
 def all_ended(cluster, name):
     tasks = cluster.tasks(name)
     return tasks if all(status not in {"pending", "running"} for status in tasks.values()) else None
@@ -50,6 +74,7 @@ def test_killed_under_load_the_master_loses_nothing_and_its_tasks_continue(clust
     journal = cluster.home / "runs"
     long = submit(cluster, "a", "sleep 300")
     until_running(cluster, "a", long)
+    replica = serve(cluster, "a")
     submitter = Submitter(cluster, journal)
     submitter.start()
     more_acknowledged(submitter, "a", 20)
@@ -64,9 +89,11 @@ def test_killed_under_load_the_master_loses_nothing_and_its_tasks_continue(clust
     eventually(lambda: cluster.node("b") == "ready", "the node to register with b")
     running = cluster.task("b", long)
     assert (running["status"], running["attempt"]) == ("running", 1)
+    assert replica == eventually(lambda: answering(cluster, "b"), "the same replica behind b's proxy")
+    assert cluster.ask("b", SERVICE, method="DELETE")[0] == 200
     cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
     ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
-    assert set(ended) - {long} == set(acknowledged)
+    assert set(ended) - {long, replica} == set(acknowledged)
     assert collections.Counter(ended[task_id] for task_id in acknowledged) == {"success": len(acknowledged)}
     assert overlaps(journal.read_text().splitlines()) == []
 

@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import stat
+import sys
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from dgpu.client.asynchronous import AsyncClient
 from dgpu.service.machines.authority import load_authority
 from e2e.conftest import eventually
 from e2e.tls_cluster import Cluster
+from faults.site import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -49,6 +51,10 @@ def shown(cluster):
 
 
 def test_people_and_agents_use_tls(cluster, monkeypatch):
+    port = free_port()
+    cluster.configure(
+        http_tls="ca", proxy_address=f"127.0.0.1:{port}", proxy_url=f"https://*.apps.test:{port}"
+    )
     cluster.ca("init")
     path = trust(cluster)
     assert "PRIVATE" not in path.read_text()
@@ -58,10 +64,22 @@ def test_people_and_agents_use_tls(cluster, monkeypatch):
     cluster.start("n1")
     cluster.is_ready("n1")
     assert cluster.good("run", "-G", "1", "--", "for i in 1 2 3; do echo $i; done").out == "1\n2\n3\n"
+    program = (sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "$DGPU_PORT")
+    cluster.good("serve", "--name", "web", "-G", "1", "--", f"exec {' '.join(program)}")
+    eventually(lambda: json.loads(cluster.good("services", "show", "web", "-o", "json").out)["ready"], "web")
+    assert status_of(path, "web--default.apps.test", port) == 200
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     assert asyncio.run(count_nodes(f"https://127.0.0.1:{cluster.http}")) == 1
     pair = cluster.home / "scheduler" / "ca" / "https.pem"
     assert stat.S_IMODE(pair.stat().st_mode) == 0o600
+
+
+def status_of(trusted, host, port):
+    """Of the first page, over TLS: the certificate must be valid for this host."""
+    plain = socket.create_connection(("127.0.0.1", port), timeout=30)
+    with context_of(trusted).wrap_socket(plain, server_hostname=host) as connection:
+        connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        return int(connection.makefile("rb").readline().split()[1])
 
 
 async def count_nodes(url):

@@ -130,6 +130,7 @@ def test_http_and_websocket_reach_the_task_and_its_end_ends_the_forward(place):
     with forwarding(place, name, str(port)) as forward:
         assert forward.local != port, "the task has it on this machine"
         assert forward.get() == name
+        forward.says(f"http://{name}-{port}.localhost:")
         assert forward.get("/200000") == name * 200_000, "more than the windows of the channel"
         assert echo(forward.local, b"hello" * 2000) == b"hello" * 2000
         place.good("cancel", name)

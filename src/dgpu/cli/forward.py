@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import typer
 
@@ -98,6 +99,8 @@ async def forward_until_end(
                     f"{task_id} has ended ({ended.result().status}). Its output: dgpu logs {task_id}"
                 )
         _print(task_id, [(port, local, local_url(task_id, local) + path) for port, local in opened], flags)
+        for port, _ in opened:
+            await asyncio.to_thread(_tell_link, client, task_id, port, path, rank)
         await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             note(f"dgpu: {task_id} has ended ({ended.result().status}); its ports are closed.")
@@ -124,6 +127,18 @@ async def _listen(forwarder: Forwarder, wanted: Forward) -> int:
         local = await forwarder.listen(wanted.port, 0)
         note(f"dgpu: {error} Using {local} instead.")
         return local
+
+
+def _tell_link(client: Client, task_id: str, port: int, path: str, rank: int | None) -> None:
+    """The proxy's, if there is one that this machine can reach: it works without this command."""
+    from dgpu.client.errors import DgpuError
+
+    try:
+        url = client.link(task_id, port, path=f"/{path}", rank=rank).url
+    except DgpuError:
+        return  # no proxy, or not allowed
+    if is_same_host(client.urls) or not (urlsplit(url).hostname or "").endswith(".localhost"):
+        note(f"In a browser also without this command (the link works once): {url}")
 
 
 def _print(task_id: str, forwards: list[tuple[int, int, str]], flags: Flags) -> None:

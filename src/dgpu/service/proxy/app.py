@@ -252,7 +252,10 @@ class _Exchange:
         """Ends when the client has gone."""
         await upstream.send_head(self._head)
         if self._switches:
-            await asyncio.Event().wait()
+            await self._gone()
+            if self.has_begun:  # of the other protocol now, which notices the end itself
+                await asyncio.Event().wait()
+            return
         while not self._is_read:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -262,6 +265,9 @@ class _Exchange:
                 await upstream.send_body(body, chunked=self._is_chunked)
             self._is_read = not message.get("more_body")
         await upstream.end_request(chunked=self._is_chunked)
+        await self._gone()
+
+    async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 

@@ -15,6 +15,7 @@ _TASK: Final = re.compile(r"task-([1-9][0-9]{0,17})-([1-9][0-9]{0,4})(?:-r([0-9]
 # Names of services have single hyphens, names of tenants may have two: the first two divide.
 _SERVICE: Final = re.compile(r"([a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?:\.|--)([a-z0-9][a-z0-9_.-]{0,63})")
 _MAX_PORT: Final = 65_535
+MAX_LABEL_CHARS: Final = 63  # of one part of a host name
 
 
 class TaskPort(NamedTuple):
@@ -52,6 +53,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         # A wildcard certificate covers one label.
         between = "." if self.is_local else "--"
         return f"{target.name}{between}{target.tenant}.{self.domain}"
+
+    def long_label(self, target: Target) -> str:
+        """The part of the host that no name service takes; empty: none."""
+        return next((each for each in self.host_of(target).split(".") if len(each) > MAX_LABEL_CHARS), "")
 
     def url_of(self, target: Target, path: str = "/") -> str:
         port = f":{self.port}" if self.port else ""

@@ -121,7 +121,7 @@ async def get_result_content(rest: Given, who: Who, task_id: TaskIdText) -> Resp
     descriptor = None if store is None else await asyncio.to_thread(store.open, call.tenant_id, found.ref)
     if descriptor is None:
         raise ProblemError(_gone(rest, call))
-    return Stream(_pieces(descriptor), media_type=MSGPACK, headers={"content-length": str(found.size)})
+    return Stream(_Pieces(descriptor), media_type=MSGPACK, headers={"content-length": str(found.size)})
 
 
 @get(
@@ -141,12 +141,31 @@ async def list_workers(rest: Given, who: Who, tenant: TenantQuery = None) -> Wor
     )
 
 
-async def _pieces(descriptor: int) -> AsyncIterator[bytes]:
-    try:
-        while piece := await asyncio.to_thread(os.read, descriptor, PIECE_BYTES):
-            yield piece
-    finally:
-        os.close(descriptor)
+class _Pieces:
+    """Of a file. An iterator and no generator: it closes the file also if the stream never starts."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._descriptor < 0:
+            raise StopAsyncIteration
+        piece = await asyncio.to_thread(os.read, self._descriptor, PIECE_BYTES)
+        if not piece:
+            self.close()
+            raise StopAsyncIteration
+        return piece
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 async def _calls(rest: Backend, who: Principal, task_ids: list[TaskId]) -> list[_Ended]:

@@ -16,7 +16,7 @@ from dgpu.core.state import ClusterState
 from dgpu.service.access.principal import Principal
 from dgpu.service.access.table import Action, may
 from dgpu.service.proxy.app import Proxy
-from dgpu.service.proxy.names import ServiceHost
+from dgpu.service.proxy.names import MAX_LABEL_CHARS, ServiceHost
 from dgpu.service.proxy.routes import routes_of
 from dgpu.service.rest.attempt import note_tenant
 from dgpu.service.rest.backend import Backend, ProblemError
@@ -27,9 +27,11 @@ from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, Who
 from dgpu.wire.answers import Removed, instant
+from dgpu.wire.fields import Unacceptable
 from dgpu.wire.link_answers import PortLink
 from dgpu.wire.link_requests import decode_link
 from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import field_error, invalid
 from dgpu.wire.service_answers import ReplicaAnswer, ServiceAnswer, ServiceList, ServiceNote
 from dgpu.wire.service_requests import A_NAME, check_name, decode_scale, decode_service
 from dgpu.wire.task_fields import DEFAULT_TENANT
@@ -88,6 +90,8 @@ async def set_service(
     await refuse_unknown_targets(rest, entries, path="task.")
     tenant = spec.task.shape.tenant_id
     note_tenant(tenant)
+    if rest.proxy is not None:
+        _refuse_long_host(rest.proxy, name, tenant)
     await rest.do(SetService(tenant_id=tenant, name=name, spec=spec, set_by=who.user))
     return await _shown(rest, tenant, name)
 
@@ -172,6 +176,15 @@ async def delete_service(rest: Given, who: Who, name: ServiceName, tenant_id: Te
     tenant = _tenant_of(who, tenant_id, name, Action.CHANGE_TASK)
     await rest.do(DeleteService(tenant_id=tenant, name=name))
     return Removed(id=name)
+
+
+def _refuse_long_host(proxy: Proxy, name: str, tenant: TenantId) -> None:
+    label = proxy.site.long_label(ServiceHost(name, tenant.lower()))
+    if label:
+        wanted = (
+            f"a shorter name: {label} has {len(label)} characters, a part of a host at most {MAX_LABEL_CHARS}"
+        )
+        raise invalid([field_error("name", name, Unacceptable(wanted))])
 
 
 def _tenant_of(who: Principal, given: str | None, name: str, action: Action) -> TenantId:

@@ -29,6 +29,10 @@ STEP_SECONDS: Final = 1.0
 CHECK_SECONDS: Final = 5.0
 MAX_CHECKS: Final = 32  # at once
 
+# The agent is not connected, as just after a takeover: nothing is known about the replica. If its node stays away, the
+# node counts as lost, and the task starts elsewhere.
+_UNKNOWN: Final = frozenset({"node_unreachable", "node_busy"})
+
 _log = structlog.get_logger("dgpu.services")
 
 
@@ -85,12 +89,16 @@ class ServiceWatch:
         ok = False
         try:
             async with self._room:
-                with contextlib.suppress(TimeoutError, ChannelRefused, UpstreamFailed):
+                with contextlib.suppress(TimeoutError, UpstreamFailed):
                     async with asyncio.timeout(CHECK_SECONDS):
                         ok = await self._answers(due)
-            self._checked[due.route] = (asyncio.get_running_loop().time(), ok)
+        except ChannelRefused as refused:
+            if refused.code in _UNKNOWN:
+                self._checked.pop(due.route, None)
+                return
         finally:
             del self._checks[due.route]
+        self._checked[due.route] = (asyncio.get_running_loop().time(), ok)
 
     async def _answers(self, due: _Due) -> bool:
         upstream: Upstream = await self._proxy.connect_anew(due.route)
