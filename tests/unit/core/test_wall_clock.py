@@ -30,6 +30,7 @@ def test_a_wall_clock_that_agrees_is_not_written_again() -> None:
     assert read(state, AT + 7, wall_offset_ms=-40 * DAY_MS) == 1
     assert state.wall_ms(AT + 7) == AT + 7 - 40 * DAY_MS
     assert list(state.wall) == [AT], "the boot is the same one"
+    assert read(state, AT + 8, wall_offset_ms=-40 * DAY_MS) == 0
 
 
 def test_boots_are_bounded() -> None:
