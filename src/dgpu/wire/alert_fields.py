@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
-from dgpu.wire.requests import field_error, invalid, unknown_field
+from dgpu.wire.object_fields import checked
+from dgpu.wire.requests import invalid
 from dgpu.wire.wall_time import SHOWN
 
 MAX_SILENCE_SECONDS = 366 * 86_400
@@ -45,7 +46,7 @@ def decode_silence(body: bytes, rules: Collection[str], now: int) -> SilenceRequ
         "until": lambda value: _until(value, now),
         "comment": fields.name,
     }
-    values = _checked(_object(body), checks)
+    values = checked(_object(body), checks)
     errors = []
     if "rule" not in values:
         errors.append(FieldError(path="rule", detail="Required: the name of a rule, or * for every rule."))
@@ -60,13 +61,13 @@ def decode_silence(body: bytes, rules: Collection[str], now: int) -> SilenceRequ
 def decode_comment(body: bytes) -> str:
     """The comment of an acknowledgement. The body may be empty."""
     raw = _object(body) if body else {}
-    return str(_checked(raw, {"comment": fields.name}).get("comment", ""))
+    return str(checked(raw, {"comment": fields.name}).get("comment", ""))
 
 
 def decode_nothing(body: bytes) -> None:
     """Refuses fields in a call that takes none, instead of ignoring them."""
     if body:
-        _checked(_object(body), {})
+        checked(_object(body), {})
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -74,23 +75,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if type(raw) is not dict:
         raise BadRequest("malformed_request", "The body must be an object.")
     return raw
-
-
-def _checked(raw: dict[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    errors = []
-    for name, value in raw.items():
-        check = checks.get(name)
-        if check is None:
-            errors.append(unknown_field(name, "", checks))
-            continue
-        try:
-            values[name] = check(value)
-        except Unacceptable as bad:
-            errors.append(field_error(name, value, bad))
-    if errors:
-        raise invalid(errors)
-    return values
 
 
 def _one_of(words: Collection[str]) -> Check:

@@ -11,8 +11,9 @@ from dgpu.wire import fields
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.object_fields import checked
 from dgpu.wire.port_fields import port
-from dgpu.wire.requests import field_error, invalid, unknown_field
+from dgpu.wire.requests import invalid
 
 MAX_SIZE = 10_000
 SHELL = "/bin/sh"
@@ -30,14 +31,7 @@ def decode_channel(body: bytes) -> ChannelRequest:
     raw = parse_json(body) if body else {}
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'Expected an object like {"command": ["nvidia-smi"]} or {}.')
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name not in _CHECKS:
-            raise invalid([unknown_field(name, "", _CHECKS)])
-        try:
-            values[name] = _CHECKS[name](value)
-        except Unacceptable as bad:
-            raise invalid([field_error(name, value, bad)]) from None
+    values = checked(raw, _CHECKS)
     if "port" in values and (other := next((name for name in values if name in _NOT_OF_PORTS), "")):
         raise invalid([FieldError(path=other, detail=f"Leave out {other} or port.")])
     return ChannelRequest(**values)

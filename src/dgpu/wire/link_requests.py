@@ -10,8 +10,8 @@ from dgpu.core.model.gang import MAX_NODES
 from dgpu.wire import fields
 from dgpu.wire.fields import Check, Unacceptable
 from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.object_fields import checked
 from dgpu.wire.port_fields import port
-from dgpu.wire.requests import field_error, invalid, unknown_field
 
 MAX_PATH_CHARS = 2_000
 
@@ -26,15 +26,7 @@ def decode_link(body: bytes) -> LinkRequest:
     raw = parse_json(body) if body else {}
     if type(raw) is not dict:
         raise BadRequest("malformed_request", 'Expected an object like {"port": 8888} or {}.')
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name not in _CHECKS:
-            raise invalid([unknown_field(name, "", _CHECKS)])
-        try:
-            values[name] = _CHECKS[name](value)
-        except Unacceptable as bad:
-            raise invalid([field_error(name, value, bad)]) from None
-    return LinkRequest(**values)
+    return LinkRequest(**checked(raw, _CHECKS))
 
 
 def _path(value: Any) -> str:

@@ -9,8 +9,9 @@ from dgpu.core.model.service import DEFAULT_REQUESTS, MAX_REPLICAS, START_FIRST,
 from dgpu.wire.answers import FieldError
 from dgpu.wire.fields import Check, Unacceptable, whole
 from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.object_fields import checked
 from dgpu.wire.port_fields import port
-from dgpu.wire.requests import SealEnv, field_error, invalid, sealed_task_of, unknown_field
+from dgpu.wire.requests import SealEnv, invalid, sealed_task_of
 from dgpu.wire.submitters import Submitter
 
 SERVICE_LABEL: Final = "dgpu.service"
@@ -53,7 +54,7 @@ def decode_service(body: bytes, name: str, by: Submitter | None, seal: SealEnv) 
     if type(raw) is not dict or type(raw.get("task")) is not dict or "port" not in raw:
         example = '{"task": {"command": "python serve.py"}, "port": 8000}'
         raise BadRequest("malformed_request", f"Expected an object like {example}.")
-    values = _checked({key: value for key, value in raw.items() if key != "task"}, _CHECKS)
+    values = checked({key: value for key, value in raw.items() if key != "task"}, _CHECKS)
     scale = scale_of(values)
     task = dict(raw["task"])
     for field in _NOT_OF_REPLICAS:
@@ -83,7 +84,7 @@ def decode_scale(body: bytes) -> ScaleChange:
         raise BadRequest(
             "malformed_request", 'Expected an object like {"replicas": 2} or {"min_replicas": 1}.'
         )
-    values = _checked(raw, _SCALES)
+    values = checked(raw, _SCALES)
     if "replicas" in values or len(values) > 1:
         return ScaleChange(*scale_of(values))
     return ScaleChange(values.get("min_replicas"), values.get("max_replicas"))
@@ -96,18 +97,6 @@ def scale_of(values: dict[str, Any]) -> Scale:
         detail = f"Expected at least min_replicas ({low}), got {high}."
         raise invalid([FieldError(path="max_replicas", detail=detail)])
     return Scale(low, high)
-
-
-def _checked(raw: dict[str, Any], checks: dict[str, Check]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name not in checks:
-            raise invalid([unknown_field(name, "", checks)])
-        try:
-            values[name] = checks[name](value)
-        except Unacceptable as bad:
-            raise invalid([field_error(name, value, bad)]) from None
-    return values
 
 
 def _health(value: Any) -> str:
