@@ -62,7 +62,8 @@ class WebSocketEnd(asyncio.Protocol):
             self._is_over = True
         for message in messages:
             if message.kind is Kind.PING:
-                self._write(Kind.PONG, message.body)
+                if self._may_write.is_set():  # else the client does not read: pongs would fill the memory
+                    self._write(Kind.PONG, message.body)
             elif message.kind is Kind.CLOSE:
                 self._is_over = True
             else:
