@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, TenantId, task_name
-from dgpu.core.model.service import Service
+from dgpu.core.model.service import Replica, Service, ServiceSpec
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.state import ClusterState
 from dgpu.service.access.principal import Principal
@@ -57,13 +57,26 @@ def _service_routes(state: ClusterState, who: Principal, target: ServiceHost) ->
 
 def routes_of(state: ClusterState, service: Service, *, ready: bool = True) -> Iterator[Route]:
     """To replicas that are ready, or to all that run."""
+    return (route for route, _ in runs_of(state, service, ready=ready))
+
+
+def runs_of(state: ClusterState, service: Service, *, ready: bool) -> Iterator[tuple[Route, ServiceSpec]]:
+    """The same, with the specification that each replica was started with: an update may change port and check."""
     for replica in service.replicas:
         task = state.tasks.get(replica.task_id)
         lease = None if task is None else state.leases.get(task.lease_id)
         if lease is None or not lease.started or lease.ended:
             continue
         if not ready or (replica.ready and not replica.leaving_at):
-            yield Route(lease.id, lease.node_id, service.spec.port, replica.task_id)
+            spec = _spec_of(service, replica)
+            yield Route(lease.id, lease.node_id, spec.port, replica.task_id), spec
+
+
+def _spec_of(service: Service, replica: Replica) -> ServiceSpec:
+    """Only two are kept: replicas that are older still are about to leave."""
+    if replica.generation == service.generation or service.previous is None:
+        return service.spec
+    return service.previous
 
 
 def _task_route(state: ClusterState, who: Principal, target: TaskPort) -> Routes | Problem:

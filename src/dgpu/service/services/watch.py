@@ -21,7 +21,7 @@ from dgpu.core.state import ClusterState
 from dgpu.service.leadership.standing import Standing
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.proxy.app import Proxy
-from dgpu.service.proxy.routes import Route, routes_of
+from dgpu.service.proxy.routes import Route, runs_of
 from dgpu.service.proxy.upstream import Upstream, UpstreamFailed
 from dgpu.service.task_channels import ChannelRefused
 
@@ -124,9 +124,9 @@ def _routes(state: ClusterState) -> list[_Due] | None:
     if not state.services:
         return None
     return [
-        _Due(route, service.spec)
+        _Due(route, spec)
         for service in state.services.values()
-        for route in routes_of(state, service, ready=False)
+        for route, spec in runs_of(state, service, ready=False)
     ]
 
 
