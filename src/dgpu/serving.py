@@ -61,6 +61,8 @@ def as_wsgi(function: Callable[[Any], Any]) -> Callable[..., Iterable[bytes]]:
 
         if environ["REQUEST_METHOD"] != "POST":
             return answer("200 OK", {"status": "ready"})
+        if environ.get("HTTP_TRANSFER_ENCODING"):  # the server does not read such bodies: it would look empty
+            return answer("411 Length Required", {"error": "send the body with a Content-Length"})
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > MAX_BODY_BYTES:
             return answer("413 Content Too Large", {"error": f"at most {MAX_BODY_BYTES} bytes"})
