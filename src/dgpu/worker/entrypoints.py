@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -44,13 +46,21 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
             raise
-        searched = ", ".join(entry or "." for entry in sys.path)
+        searched = ", ".join(_places())
         raise NotFound(
             f"no module {error.name!r} for {sys.executable}; searched: {searched}. "
             "Give python, python_path or upload, or install the package there."
         ) from error
     finally:
         current.is_importing = False
+
+
+def _places() -> Iterator[str]:
+    """Directories of modules, but for those of Python itself."""
+    own = f"{os.path.dirname(os.__file__)}"  # noqa: PTH120 - as sys.path has it
+    for entry in dict.fromkeys(entry or "." for entry in sys.path):
+        if entry not in {own, f"{own}/lib-dynload"} and not entry.endswith(".zip"):
+            yield entry
 
 
 def _file_of(module: ModuleType) -> str:

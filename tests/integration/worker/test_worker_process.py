@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import msgspec
@@ -63,6 +64,9 @@ def test_a_missing_function_is_told_with_the_places_searched(
     done = agent.run(entrypoint)
     assert done.outcome == "raised"
     assert words in done.error
+    searched = done.error.partition("searched: ")[2].partition(". Give")[0].split(", ")
+    assert len(set(searched)) == len(searched)
+    assert os.path.dirname(os.__file__) not in searched, "Python's own directories help nobody"  # noqa: PTH120
 
 
 @pytest.mark.parametrize(
