@@ -26,7 +26,8 @@ def call(
     ctx: typer.Context,
     entrypoint: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="package.module:function.")],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARG", show_default=False, help="As texts.")
+        list[str] | None,
+        typer.Argument(metavar="ARG", show_default=False, help="As texts; numbers with --json-args."),
     ] = None,
     kwargs: Annotated[list[str] | None, typer.Option("--kwarg", "-k", metavar="K=V", help="By name.")] = None,
     json_args: Annotated[

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,8 +53,7 @@ def serve(
     $DGPU_PORT. The same name again is an update. See dgpu services.
     """
     flags = flags_of(ctx)
-    if not (words := list(command or [])):
-        raise typer.BadParameter("a factory or a command is missing; for example: dgpu serve app:factory")
+    words = _words(command)
     low, high = parse_replicas(replicas)
     is_app = len(words) == 1 and _APP.fullmatch(words[0]) is not None
     client = connect(flags)
@@ -74,6 +74,16 @@ def serve(
         replace="stop-first" if stop_first else None,
     )
     _print(made, flags)
+
+
+def _words(command: list[str] | None) -> list[str]:
+    if not command:
+        raise typer.BadParameter("a factory or a command is missing; for example: dgpu serve app:factory")
+    if len(command) == 1 and Path(f"{command[0]}.py").is_file():
+        raise typer.BadParameter(
+            f"{command[0]!r} is a module; name a function of it, too: {command[0]}:factory"
+        )
+    return list(command)
 
 
 def _print(made: ServiceAnswer, flags: Flags) -> None:

@@ -80,7 +80,7 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         english = f"{head} runs on {place} for {duration(ran) or 'a moment'}{far_of(task)}."
         return [_text("runs", english, head=head, place=place_of(task), ran=ran)]
     if answer["status"] != "pending":
-        how = place_of(task) if answer["status"] != "success" else ""
+        how = place_of(task).rstrip(".") if answer["status"] != "success" else ""
         english = f"{head} has ended: {answer['status']}{', ' + how if how else ''}."
         return [_text("ended", english, head=head, status=answer["status"], how=how)]
     waited = since(task["created_at"])

@@ -191,6 +191,23 @@ def test_ps_shows_how_far_a_function_is() -> None:
     assert far_of(task(1)) == ""
 
 
+def test_serve_asks_for_the_function_of_a_module(dgpu, server, monkeypatch, tmp_path) -> None:
+    """It would replace the service of this name by a program that does not exist."""
+    (tmp_path / "app.py").touch()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = dgpu("--server", server.url, "serve", "app")
+    assert (code, "'app' is a module; name a function of it, too: app:factory" in err) == (2, True)
+    assert server.requests == []
+
+
+def test_why_ends_with_one_full_stop() -> None:
+    from dgpu.cli.why import page
+
+    failed = task(7, name="run", status="failed", reason="raised", error="no module. Give upload.")
+    assert page({"task_id": "task-7", "status": "failed"}, failed)[0].endswith("Give upload.")
+    assert not page({"task_id": "task-7", "status": "failed"}, failed)[0].endswith("..")
+
+
 def test_why_names_the_worker_that_a_call_waits_for() -> None:
     from dgpu.cli.why import page
 
