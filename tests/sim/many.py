@@ -2,7 +2,7 @@
 1`.
 
 `--loses state` or `--loses tail`: worlds that lose their state or the end of their journal. `--loses all`: each seed
-plainly and with each loss. `--schedulers 2`: two schedulers on one engine.
+plainly and with each loss. `--schedulers 2`: two schedulers on one engine. `--calls`: with function calls and workers.
 """
 
 from __future__ import annotations
@@ -38,6 +38,20 @@ def one(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
     return name, "", {"tasks": summary.tasks, "runs": summary.runs, **summary.faults}
 
 
+def one_with_calls(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
+    """The same for a world with function calls and workers."""
+    seed, _ = world
+    try:
+        summary = simulate(seed, has_calls=True)
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        return f"seed {seed}", f"{type(error).__name__}: {error}", {}
+    return (
+        f"seed {seed}",
+        "",
+        {"tasks": summary.tasks, "runs": summary.runs, "calls": summary.calls, **summary.faults},
+    )
+
+
 def one_of_two(world: tuple[int, Loss]) -> tuple[str, str, dict[str, int]]:
     """The same for a world with two schedulers."""
     seed, _ = world
@@ -56,10 +70,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--loses", choices=_LOSSES, default="none")
     parser.add_argument("--schedulers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--calls", action="store_true")
     arguments = parser.parse_args()
     if arguments.schedulers == 2 and arguments.loses != "none":
         parser.error("--loses: only worlds with one scheduler lose state")
+    if arguments.calls and (arguments.schedulers == 2 or arguments.loses != "none"):
+        parser.error("--calls: only worlds with one scheduler and without a loss have calls")
     run = one if arguments.schedulers == 1 else one_of_two
+    run = one_with_calls if arguments.calls else run
     seen: Counter[str] = Counter()
     failures = 0
     began = time.monotonic()

@@ -7,6 +7,7 @@ import json
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.digest import digest
 from dgpu.core.events import (
+    CallsFailed,
     EpochBegan,
     Event,
     GangPlaced,
@@ -14,6 +15,7 @@ from dgpu.core.events import (
     TaskPlaced,
     TasksCancelled,
     TasksForgotten,
+    TasksSubmitted,
 )
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId, first_lease_of
@@ -48,6 +50,9 @@ class Checkers:
         self._cluster_id = ""
         self._commits = 0
         self._granted: set[tuple[str, LeaseId]] = set()
+        self._workers: set[TaskId] = set()
+        self._without_worker: set[TaskId] = set()  # calls that failed because their workers did not start
+        self.calls = 0
         self.outputs = OutputChecker(self._violation)
         self.acknowledged: dict[str, tuple[TaskId, ...]] = {}  # by idempotency key
         self.runs = 0
@@ -73,6 +78,12 @@ class Checkers:
             raise self._violation(f"task {task_id} had ended and runs again on {node_id}")
         awake[lease_id] = (attempt, node_id)
         self.runs += 1
+
+    def on_call(self, entrypoint: str, app_id: str) -> None:
+        """A worker got a call. The entrypoint of a call in the simulation begins with its app."""
+        self.calls += 1
+        if not entrypoint.startswith(f"{app_id}:"):
+            raise self._violation(f"a worker of {app_id} got the call {entrypoint}")
 
     def on_asleep(self, order: RunOrder) -> None:
         self._awake.get((order.cluster_id, order.task_id), {}).pop(order.lease_id, None)
@@ -109,10 +120,22 @@ class Checkers:
                 self._ended[event.task_id] = event.status
             elif isinstance(event, TasksCancelled):
                 self._ended.update(dict.fromkeys(event.task_ids, TaskStatus.CANCELLED))
+            elif isinstance(event, CallsFailed):
+                self._ended.update(dict.fromkeys(event.task_ids, TaskStatus.FAILED))
+                self._without_worker.update(event.task_ids)
+            elif isinstance(event, TasksSubmitted):
+                self._note_workers(event)
         self._note_standing(state)
         self._commits += 1
         if self._commits % _CHECK_EVERY == 0:
             check_invariants(state)
+
+    def _note_workers(self, event: TasksSubmitted) -> None:
+        first = int(event.first_id)
+        for count, spec in event.entries:
+            if spec.worker_of:
+                self._workers.update(map(TaskId, range(first, first + count)))
+            first += count
 
     def _check_lease_ids(self, event: Event) -> None:
         """A report or an order of an earlier lease must never fit a later one."""
@@ -127,6 +150,8 @@ class Checkers:
         if event.task_id in self._ended:
             raise self._violation(f"task {event.task_id} ended twice")
         self.timeouts += event.reason == "timeout"
+        if event.task_id in self._workers:
+            return  # one that was told to leave succeeds, whatever its process did
         exits = self._exits.get((self._cluster_id, event.task_id), {})
         if event.status is TaskStatus.SUCCESS and exits.get(event.lease_id) != 0:
             raise self._violation(
@@ -159,6 +184,8 @@ class Checkers:
         """Groups are lost, and an operator accepted that. The same rules hold for the rest."""
         self.outputs.on_lost()
         self._lost_below = _ALL
+        self._workers = {task_id for task_id in self._workers if task_id < state.next_task_id}
+        self._without_worker &= history.ended.keys()
         self.acknowledged = {
             key: task_ids for key, task_ids in self.acknowledged.items() if task_ids[-1] < state.next_task_id
         }
@@ -176,6 +203,8 @@ class Checkers:
     def check_recovered(self, state: ClusterState, history: SimHistory) -> None:
         check_invariants(state)
         self._note_standing(state)
+        # A group may be durable without having been published.
+        self._workers.update(task.id for task in state.tasks.values() if task.worker_of)
         for task_ids in self.acknowledged.values():
             for task_id in task_ids:
                 status = self._status_of(task_id, state, history)
@@ -196,7 +225,7 @@ class Checkers:
 
     def check_at_rest(self, state: ClusterState, replayed: ClusterState, history: SimHistory) -> None:
         self.check_recovered(state, history)
-        known = history.ended.keys() | state.tasks.keys()
+        known = (history.ended.keys() | state.tasks.keys()) - self._workers
         if known != {task_id for ids in self.acknowledged.values() for task_id in ids}:
             raise self._violation("there are tasks that no client knows")
         for task in state.tasks.values():
@@ -214,6 +243,8 @@ class Checkers:
     def _check_status(self, task_id: TaskId, detail: dict[str, int], status: TaskStatus) -> None:
         fails = detail["code"] != 0 or detail.get("times_out", False)
         wanted = TaskStatus.FAILED if fails else TaskStatus.SUCCESS
+        if task_id in self._without_worker:
+            wanted = TaskStatus.FAILED
         if status not in {TaskStatus.CANCELLED, wanted}:
             raise self._violation(f"task {task_id} should be {wanted}: {status}")
 

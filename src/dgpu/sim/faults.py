@@ -21,7 +21,7 @@ class Faults:
         self._nodes = nodes
         self.happened: dict[str, int] = {}
 
-    def plan(self, faults: int, over_ms: int, only: str = "") -> None:
+    def plan(self, faults: int, over_ms: int, only: str = "", *, has_calls: bool = False) -> None:
         """`only` names one kind, for a mutant that no other kind reveals."""
         kinds: list[Callable[[NodeHost], None]] = [
             self.scheduler_dies,
@@ -49,6 +49,8 @@ class Faults:
             self.wall_clock_is_set,
             self.scheduler_restarts_with_its_machine,
         ]
+        if has_calls:
+            kinds += [self.worker_dies, self.worker_hangs, self.worker_is_cut_off] * 3
         chosen = [self._world.chance.choice(kinds) for _ in range(faults)]
         chosen += [self.output_is_forged, self.output_disk_is_full]
         if only:
@@ -122,6 +124,21 @@ class Faults:
         node.hang_keeper(self._world.between(60_000, 150_000))
         self._world.after(self._world.between(0, 5_000), lambda: self._network.cut_off(node.name))
         self._world.after(150_000, lambda: self._network.heal(node.name))
+
+    def worker_dies(self, node: NodeHost) -> None:
+        if workers := node.keeper.workers.alive:
+            node.keeper.kill_worker(self._world.chance.choice(workers).order.lease_id)
+
+    def worker_hangs(self, node: NodeHost) -> None:
+        """SIGSTOP of its process; a long one ends it."""
+        if workers := node.keeper.workers.alive:
+            worker = self._world.chance.choice(workers)
+            worker.stop("signal")
+            self._world.after(self._world.between(100, 60_000), lambda: worker.go_on("signal"))
+
+    def worker_is_cut_off(self, node: NodeHost) -> None:
+        for worker in node.keeper.workers.alive:
+            worker.break_link()
 
     def node_restarts(self, node: NodeHost) -> None:
         node.reboot()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgpu.core.events import TaskFinished, TasksCancelled
+from dgpu.core.events import CallsFailed, TaskFinished, TasksCancelled
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.task import TaskStatus
 from dgpu.service.machine.outputs import CommittedGroup
@@ -24,4 +24,6 @@ class SimHistory:
                 self.ended[event.task_id] = event.status
             elif isinstance(event, TasksCancelled):
                 self.ended.update(dict.fromkeys(event.task_ids, TaskStatus.CANCELLED))
+            elif isinstance(event, CallsFailed):
+                self.ended.update(dict.fromkeys(event.task_ids, TaskStatus.FAILED))
             self.seen_at = max(self.seen_at, event.at)

@@ -25,6 +25,7 @@ from dgpu.agent.start_watch import START_MS
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.core.model.task import Outcome
 from dgpu.sim.checkers import Checkers
+from dgpu.sim.workers import SimWorkers
 from dgpu.sim.world import World
 
 
@@ -34,7 +35,7 @@ class _Process:
         self.order = order
         self.started_ms = started_ms  # on the node's clock
         self.code = int(detail["code"])
-        self.left_ms = int(detail["ms"])
+        self.left_ms = int(detail["ms"])  # of a worker without meaning
         self.limit_ms = order.timeout_ms  # rest of its time limit; 0: none
         self.runs_since = started_at
         self.frozen = False
@@ -63,6 +64,8 @@ class SimKeeper:
         self._hangs = 0
         self.tell: Callable[[RunnerWord], None] | None = None  # None: no agent is connected
         self.on_ended_by_guard: Callable[[], None] = lambda: None
+        self.workers = SimWorkers(world, checkers, node_id)
+        self.workers.leave = self._worker_exits
         self.write_output: Callable[[RunOrder], int] = lambda _order: 0
 
     def listed(self) -> RunsListed:
@@ -76,6 +79,7 @@ class SimKeeper:
                 cluster_id=process.order.cluster_id,
                 started_at_ms=process.started_ms,
                 frozen=process.frozen,
+                worker_silence_ms=_silence_ms(process.order),
             )
             for lease_id, process in self._processes.items()
         ]
@@ -89,6 +93,7 @@ class SimKeeper:
                 cluster_id=order.cluster_id,
                 started_at_ms=1,
                 end=end,
+                worker_silence_ms=_silence_ms(order),
             )
             for lease_id, (order, end) in self._ends.items()
         ]
@@ -150,6 +155,7 @@ class SimKeeper:
             process = _Process(order, self._clock(), self._world.now)
             self._processes[order.lease_id] = process
             self._checkers.on_awake(order, self._node_id)
+            self.workers.start(order)
             self._plan_end(process)
             self._say(RunsStarted(started=((order.lease_id, process.started_ms),)))
 
@@ -176,6 +182,7 @@ class SimKeeper:
                 process.frozen = False
                 process.runs_since = self._world.now
                 self._checkers.on_awake(process.order, self._node_id)
+                self.workers.thaw(lease_id)
                 self._plan_end(process)
 
     def forget(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -199,6 +206,7 @@ class SimKeeper:
         """Dies with all its processes; recorded ends are on disk."""
         for process in list(self._processes.values()):
             self._checkers.on_asleep(process.order)
+            self.workers.end(process.order.lease_id)
         self._processes.clear()
         self._over_ms, self._action = 0, "never"
         self._hung = None
@@ -225,12 +233,26 @@ class SimKeeper:
             if process.limit_ms:
                 process.limit_ms = max(1, process.limit_ms - ran_ms)  # the pause does not count
             self._checkers.on_asleep(process.order)
+            self.workers.freeze(process.order.lease_id)
             self._checkers.freezes += 1
         if frozen and self._action != "stop":
             self._say(RunsFrozen(lease_ids=tuple(process.order.lease_id for process in frozen)))
 
+    def _worker_exits(self, lease_id: LeaseId) -> None:
+        process = self._processes.get(lease_id)
+        if process is not None and not process.frozen:
+            self._finish(process, Outcome.EXITED)
+
+    def kill_worker(self, lease_id: LeaseId) -> None:
+        """A person or the kernel sends SIGKILL."""
+        process = self._processes.get(lease_id)
+        if process is not None:
+            self._finish(process, Outcome.SIGNALED)
+
     def _plan_end(self, process: _Process) -> None:
         process.turn += 1
+        if process.order.worker is not None:
+            return  # it stays until it is told to leave
         turn = process.turn
 
         times_out = 0 < process.limit_ms < process.left_ms
@@ -248,6 +270,7 @@ class SimKeeper:
         del self._processes[lease_id]
         process.turn += 1
         self._checkers.on_asleep(process.order)
+        self.workers.end(lease_id)
         if outcome is Outcome.EXITED:
             self._checkers.on_exit(process.order, process.code)
         code = process.code if outcome is Outcome.EXITED else 0
@@ -272,3 +295,7 @@ class SimKeeper:
     def _say(self, word: RunnerWord) -> None:
         if self.tell is not None:
             self.tell(word)
+
+
+def _silence_ms(order: RunOrder) -> int:
+    return 0 if order.worker is None else order.worker.heartbeat_timeout_ms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from dgpu.agent.epoch import Joined
@@ -32,6 +33,7 @@ from dgpu.agent.session_words import (
     Dial,
     Disconnected,
     EpochSaved,
+    Flush,
     GpusFound,
     HangUp,
     Heard,
@@ -92,8 +94,11 @@ class NodeHost:
         checkers: Checkers,
         name: str,
         gpus: int,
+        *,
+        has_calls: bool = False,
     ) -> None:
         """`schedulers`: by address."""
+        self._has_calls = has_calls
         self._world = world
         self._network = network
         self._schedulers = schedulers
@@ -133,28 +138,24 @@ class NodeHost:
     def start_agent(self) -> None:
         if self._machine is not None:
             return
+        boot_id = f"{self.name}-{self._boots}"
         session = Session(
-            identity=Identity(
-                node_id=NodeId(self.name),
-                boot_id=f"{self.name}-{self._boots}",
-                cpus_milli=8_000,
-                ram_mb=64_000,
-            ),
+            identity=Identity(node_id=NodeId(self.name), boot_id=boot_id, cpus_milli=8_000, ram_mb=64_000),
             settings=SessionSettings(addresses=tuple(self._schedulers)),
             joined=self._joined_on_disk,
             jitter=self._world.chance.random,
             new_session_id=lambda: f"s{self._world.between(0, 1 << 30)}",
         )
         machine = self._machine = NodeMachine(session=session, lifecycle=_WatchedLifecycle(self._checkers))
-        self.output.begin(
-            lambda ms, action: self._later(ms, machine, action),
-            lambda lease_id: self._put(OutputStored(lease_ids=(lease_id,))),
-        )
+        later = partial(self._later, machine=machine)
+        self.output.begin(later, lambda lease_id: self._put(OutputStored(lease_ids=(lease_id,))))
+        self.keeper.workers.begin(self._put, later)
         self._put(GpusFound(gpus=self._gpus))
         self._meet_keeper()
 
     def crash_agent(self) -> None:
         self.output.die()
+        self.keeper.workers.agent_died()
         self._machine = None
         self._last_heard = None
         self._paused = None
@@ -178,9 +179,9 @@ class NodeHost:
 
         def notice() -> None:
             self._put(RunnerLost())
-            self._later(self._world.between(10, 500), machine, self._meet_keeper)
+            self._later(self._world.between(10, 500), self._meet_keeper, machine)
 
-        self._later(self._keeper_delay_ms(), machine, notice)
+        self._later(self._keeper_delay_ms(), notice, machine)
 
     def hang_keeper(self, ms: int) -> None:
         """SIGSTOP of the keeper: its processes continue. The agent gets no answers to its pings."""
@@ -204,8 +205,8 @@ class NodeHost:
                     self._order(self._last_heard)
                 self._put(RunnerFit(unfit=""))
 
-        self._later(notices_after_ms, machine, notice)
-        self._later(ms + self._world.between(1, 20), machine, answer)
+        self._later(notices_after_ms, notice, machine)
+        self._later(ms + self._world.between(1, 20), answer, machine)
 
     def reboot(self) -> None:
         self.crash_agent()
@@ -240,7 +241,7 @@ class NodeHost:
         if address is not None:
             del self._connections[address]
             if address == self._registered_at:
-                self._later(0, self._machine, self.output.hang_up)
+                self._later(0, self.output.hang_up, self._machine)
             self._put(Disconnected(address=address, reason="broken"))
 
     def _address_of(self, connection: Connection) -> str | None:
@@ -258,8 +259,9 @@ class NodeHost:
         if self._paused is not None:
             self._paused.append(lambda: self._put(value))
             return
-        for output in self._machine.on_input(value, self.clock()):
-            self._carry(output)
+        for each in (value, Flush()) if self._has_calls else (value,):
+            for output in self._machine.on_input(each, self.clock()):
+                self._carry(output)
         self._wake_later()
 
     def _wake_later(self) -> None:
@@ -295,14 +297,14 @@ class NodeHost:
             self._put(RunnerFit(unfit=""))
 
     def _on_keeper(self, word: RunnerWord) -> None:
-        self._later(self._keeper_delay_ms(), self._machine, lambda: self._put(word))
+        self._later(self._keeper_delay_ms(), lambda: self._put(word), self._machine)
 
     def _keeper_delay_ms(self) -> int:
         """In order, like a socket."""
         self._keeper_arrives_at = max(self._keeper_arrives_at, self._world.now + self._world.between(0, 20))
         return self._keeper_arrives_at - self._world.now
 
-    def _later(self, ms: int, machine: NodeMachine | None, action: Callable[[], None]) -> None:
+    def _later(self, ms: int, action: Callable[[], None], machine: NodeMachine | None) -> None:
         """Done by the same agent process; a stopped agent does it when it wakes."""
 
         def act() -> None:
@@ -324,7 +326,7 @@ class NodeHost:
                 if output.address in self._connections:
                     self._connections[output.address].send_up(output.message)
                 written = Written(address=output.address)
-                self._later(self._world.between(0, 2), machine, lambda: self._put(written))
+                self._later(self._world.between(0, 2), lambda: self._put(written), machine)
             case HangUp():
                 self._hang_up(output.address)
             case Opened():
@@ -333,14 +335,12 @@ class NodeHost:
                     self.on_obeyed(machine.session.joined)
                 self.output.open(output.session_id)
             case SaveEpoch():
-                self._later(self._world.between(0, 10), machine, lambda: self._save(output.joined))
+                self._later(self._world.between(0, 10), lambda: self._save(output.joined), machine)
             case TakeSamples():
-                self._later(1, machine, lambda: self._put(Sampled(samples=())))
+                self._later(1, lambda: self._put(Sampled(samples=())), machine)
             case CheckCard():
-                checked = CardChecked(
-                    gpu_id=output.gpu_id, number=output.number, ok=True, evidence="a simulated card"
-                )
-                self._later(self._world.between(0, 1_000), machine, lambda: self._put(checked))
+                checked = CardChecked(gpu_id=output.gpu_id, number=output.number, ok=True, evidence="well")
+                self._later(self._world.between(0, 1_000), lambda: self._put(checked), machine)
             case Heard() | StartRuns() | StopRuns() | ThawRuns() | ForgetRuns():
                 if isinstance(output, Heard):
                     self._last_heard = output
@@ -350,13 +350,13 @@ class NodeHost:
                     self._order(output)
             case CheckRelease():
                 released = GpusReleased(released=tuple((lease_id, ()) for lease_id, _ in output.leases))
-                self._later(self._world.between(0, 100), machine, lambda: self._put(released))
+                self._later(self._world.between(0, 100), lambda: self._put(released), machine)
             case KeepOutput():
                 self.output.keep(output)
             case DropOutput():
                 self.output.drop(output)
             case _:
-                pass  # notes
+                self.keeper.workers.carry(output)  # or a note
 
     def _order(self, output: Heard | StartRuns | StopRuns | ThawRuns | ForgetRuns) -> None:
         match output:
@@ -382,7 +382,7 @@ class NodeHost:
         if connection is not None:
             connection.close("agent")
         hung_up = Disconnected(address=address, reason="hung up")
-        self._later(0, self._machine, lambda: self._put(hung_up))
+        self._later(0, lambda: self._put(hung_up), self._machine)
 
     def _dial(self, address: str) -> None:
         scheduler, link = self._schedulers[address], self.link_to(address)
@@ -397,4 +397,4 @@ class NodeHost:
             scheduler.accept(connection)
             self._put(StreamOpened(address=address))
 
-        self._later(self._network.delay_ms(), self._machine, answered)
+        self._later(self._network.delay_ms(), answered, self._machine)

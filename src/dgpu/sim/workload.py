@@ -76,6 +76,10 @@ class Workload:
             )
         self.submits += submits
 
+    def plan_one(self, command: SubmitTasks, over_ms: int) -> None:
+        self._world.after(self._world.between(0, over_ms), lambda: self._ask(command))
+        self.submits += 1
+
     def _submit(self, key: str) -> SubmitTasks:
         chance = self._world.chance
         long = chance.random() < 0.35
