@@ -74,7 +74,7 @@ def open_parts(
 ) -> Parts:
     """Recovers the state. `journal` stores later groups: the local files, or an engine with a copy in them."""
     state = recovery.replayed()
-    start.check(state, recovery.index)
+    start.check(state, recovery.index, is_complete=quorum is None)
     views = Views(state, recovery.index)
     _settle_collector()
     vault = Vault.load(options.data_dir)

@@ -53,7 +53,10 @@ class Candidacy:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="engine")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[Callable[[], None]] = []
-        self.on_leader: Callable[[], None] = lambda: None  # another scheduler leads; may refuse to go on
+        # Both may refuse to go on.
+        self.on_complete: Callable[[], None] = lambda: None  # once: the copy has all groups
+        self.on_leader: Callable[[], None] = lambda: None  # another scheduler leads
+        self._was_complete = False
         self._timer: asyncio.TimerHandle | None = None
         self._carry_out: dict[type[words.Output], Callable[[Any], None]] = {
             words.Follow: lambda _: self._spawn(self._follow()),
@@ -154,6 +157,9 @@ class Candidacy:
             leader = await self._call(self._engine.leader)
             while groups := await self._call(self._journal.catch_up):
                 self._on_groups(groups)
+            if not self._was_complete:
+                self._was_complete = True
+                self.on_complete()
             if self.machine.term is not None:
                 await self._call(self._journal.lead, self.machine.term)
         except EngineUnavailable:

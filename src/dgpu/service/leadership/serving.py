@@ -211,6 +211,7 @@ class _Life:
                 tasks=len(parts.state.tasks),
                 ms=round((time.monotonic() - began_s) * 1_000),
             )
+            candidacy.on_complete = lambda: parts.start.check(parts.state, parts.runtime.committed_index)
             candidacy.on_leader = lambda: refuse_other_settings(options.settings, parts.state)
             candidacy.start()
             digests = Digests(

@@ -19,13 +19,16 @@ from dgpu.service.machine.inputs import Begin
 from dgpu.service.machine.outputs import CommittedGroup, Contradicted
 from dgpu.service.recovery import cluster_file
 from dgpu.service.recovery.cluster_file import KnownCluster, write_known
-from dgpu.service.recovery.witnesses import check_state, explained, look_outside
+from dgpu.service.recovery.witnesses import check_cluster, check_state, explained, look_outside
 
 _log = structlog.get_logger("dgpu.server")
 
 
 class Start:
-    """Order of the calls: constructor, recover, check, begin, then on_group for each durable group."""
+    """Order of the calls: constructor, recover, check, begin, then on_group for each durable group.
+
+    With an engine, its journal recovers, and a second check follows when the local copy has all groups.
+    """
 
     def __init__(self, directory: Path, *, accept_lost_tail: bool) -> None:
         self._directory = directory
@@ -49,8 +52,13 @@ class Start:
                 at_least=lost.known,
             ) from lost
 
-    def check(self, state: ClusterState, index: int) -> None:
-        """Raises LostTail or ForeignState."""
+    def check(self, state: ClusterState, index: int, *, is_complete: bool = True) -> None:
+        """`is_complete`: False while the engine has groups that the local copy may lack. Raises LostTail or
+        ForeignState.
+        """
+        if not is_complete:
+            check_cluster(self._directory, state, self._outside)
+            return
         try:
             check_state(self._directory, state, index, self._outside)
         except LostTail:

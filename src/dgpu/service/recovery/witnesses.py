@@ -74,8 +74,8 @@ def look_outside(directory: Path) -> Outside:
     )
 
 
-def check_state(directory: Path, state: ClusterState, index: int, outside: Outside) -> None:
-    """Compares the recovered state with all witnesses. Raises LostTail or ForeignState."""
+def check_cluster(directory: Path, state: ClusterState, outside: Outside) -> None:
+    """Raises ForeignState."""
     for witness in outside.witnesses:
         if witness.cluster_id and state.cluster_id and witness.cluster_id != state.cluster_id:
             raise ForeignState(
@@ -83,6 +83,12 @@ def check_state(directory: Path, state: ClusterState, index: int, outside: Outsi
                 f"{state.cluster_id}: the directory contains files of two clusters. "
                 f"Move away the files that do not belong here"
             )
+
+
+def check_state(directory: Path, state: ClusterState, index: int, outside: Outside) -> None:
+    """Compares the recovered state with all witnesses. Raises LostTail or ForeignState."""
+    check_cluster(directory, state, outside)
+    for witness in outside.witnesses:
         if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
             raise explained(directory, index, outside, state=state)
     if max(state.epoch, outside.epoch) >= MAX_EPOCH:
