@@ -110,10 +110,17 @@ class Place:
         *classes, name = self.function.split(".")
         for each in classes:
             owner = getattr(owner, each)
-        plain = owner.__dict__[name]
-        for wrapper in ("fget", "__func__", "__wrapped__"):
-            plain = getattr(plain, wrapper, plain)
-        plain.__code__ = self.code()
+        _original(owner.__dict__[name], name).__code__ = self.code()
+
+
+def _original(found: Any, name: str) -> Any:
+    """The function behind a property, a class method or a decorator."""
+    for wrapper in ("fget", "__func__", "__wrapped__"):
+        found = getattr(found, wrapper, found)
+    if found.__code__.co_name == name:
+        return found
+    held = [cell.cell_contents for cell in found.__closure__ or ()]
+    return next(each for each in held if getattr(each, "__name__", "") == name)
 
 
 class _Swap(ast.NodeTransformer):
