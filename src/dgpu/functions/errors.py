@@ -80,12 +80,24 @@ _BY_REASON: dict[str, type[RemoteError]] = {
     "cancelled": CallCancelled,
     "timeout": CallTimeout,
     "out_of_memory": OutOfGpuMemory,
-    "result_expired": ResultExpired,
 }
+EXPIRED = "result_expired"
+
+
+def has_value(ended: CallResult) -> bool:
+    """A call that returned, and whose result is not kept any more, has none."""
+    return ended.status == "success" and ended.reason != EXPIRED
+
+
+def expired(task_id: str) -> ResultExpired:
+    text = "the call has ended, but its result is not kept any more"
+    return ResultExpired(text, task_id=task_id, reason=EXPIRED)
 
 
 def error_of(ended: CallResult) -> RemoteError:
-    """The exception for a call that did not return."""
+    """The exception for a call without a value."""
+    if ended.reason == EXPIRED:
+        return expired(ended.task_id)
     reason = "cancelled" if ended.status == "cancelled" else ended.reason
     # The words that stand before the error in lists of tasks.
     text = ended.error.removeprefix("raised an exception: ") or f"the function ended as {ended.status}" + (

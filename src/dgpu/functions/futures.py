@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.functions import values
 from dgpu.functions.code import described
-from dgpu.functions.errors import RemoteError, ResultExpired, error_of
+from dgpu.functions.errors import EXPIRED, RemoteError, error_of, expired, has_value
 from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _ENDED = frozenset({"success", "failed", "cancelled"})
-_EXPIRED = "result_expired"
 _MAX_ASKED = 1_000
 _TURN_SECONDS = 1.0  # with more calls than one question may name
 
@@ -86,14 +85,14 @@ class Future(Generic[R]):
                 raise TimeoutError(f"{self.task_id} is not known to have ended: {error}") from error
             raise
         except DgpuError as error:
-            if error.code != _EXPIRED:
+            if error.code != EXPIRED:
                 raise
-            raise _expired(self.task_id) from error
+            raise expired(self.task_id) from error
 
     def _take(self, answer: CallResult) -> None:
         if answer.status not in _ENDED:
             return
-        if answer.status != "success":
+        if not has_value(answer):
             self._error = error_of(answer)
         elif answer.ref:
             client = self._session.client
@@ -113,10 +112,10 @@ class Future(Generic[R]):
                     lambda wait=wait: client.result(self.task_id, wait=wait),  # type: ignore[misc]
                 )
             except DgpuError as error:
-                if error.code != _EXPIRED:
+                if error.code != EXPIRED:
                     raise
-                raise _expired(self.task_id) from error
-            if answer.status == "success" and answer.ref:
+                raise expired(self.task_id) from error
+            if has_value(answer) and answer.ref:
                 content = await patiently_async(client, lambda: client.result_content(self.task_id))
                 self._value = values.unpacked(content)
                 self._ended = answer
@@ -194,9 +193,3 @@ def _wait_seconds(session: Session, deadline: float | None) -> float:
     if deadline is None:
         return session.wait_seconds
     return min(session.wait_seconds, max(0.0, deadline - time.monotonic()))
-
-
-def _expired(task_id: str) -> ResultExpired:
-    return ResultExpired(
-        "the call has ended, but its result is not kept any more", task_id=task_id, reason=_EXPIRED
-    )

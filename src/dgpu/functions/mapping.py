@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from dgpu.client.errors import DgpuError
 from dgpu.functions import values
 from dgpu.functions.code import described
-from dgpu.functions.errors import RemoteError, error_of
+from dgpu.functions.errors import RemoteError, error_of, has_value
 from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
@@ -260,7 +260,7 @@ async def _content_async(client: AsyncClient, task_id: str) -> bytes:
 
 
 def _outcome(ended: CallResult, content: Any) -> Any:
-    if ended.status != "success":
+    if not has_value(ended):
         return error_of(ended)
     return values.unpacked(content(ended.task_id)) if ended.ref else values.value_of(ended)
 

@@ -13,9 +13,11 @@ import threading
 import pytest
 
 import dgpu
+from dgpu.functions import mapping
 from dgpu.functions.code import CodeNotFoundError
-from dgpu.functions.errors import CallCancelled, RemoteError
+from dgpu.functions.errors import CallCancelled, RemoteError, ResultExpired
 from dgpu.functions.values import CannotSendError
+from dgpu.wire.call_answers import CallResult
 from function_server import FunctionServer, function_server
 from worker_process import FUNCTIONS
 
@@ -115,6 +117,18 @@ async def test_the_async_forms_do_the_same(server: FunctionServer) -> None:
         await (await with_models.fails_at.submit_async(1, bad=1))
 
 
+def test_a_result_that_is_not_kept_is_no_value(server: FunctionServer) -> None:
+    """A `None` that the function never returned would be taken for its result."""
+    server.ended["task-9000"] = {"task_id": "task-9000", "status": "success", "reason": "result_expired"}
+    for future in (dgpu.Future("task-9000"), *dgpu.as_completed([dgpu.Future("task-9000")])):
+        with pytest.raises(ResultExpired, match="its result is not kept any more"):
+            future.result()
+    outcome = mapping._outcome(
+        CallResult(task_id="task-9000", status="success", reason="result_expired"), None
+    )
+    assert isinstance(outcome, ResultExpired)
+
+
 def test_as_completed_gives_each_future_once(server: FunctionServer) -> None:
     futures = [with_models.square.submit(number) for number in range(5)]
     assert {future.result() for future in dgpu.as_completed(futures)} == {0, 1, 4, 9, 16}
@@ -161,8 +175,6 @@ def test_as_completed_does_not_wait_for_the_first_ones_if_there_are_many(
 async def test_a_cancelled_map_cancels_also_the_calls_that_are_being_submitted(
     server: FunctionServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dgpu.functions import mapping
-
     begun, may_end, submit = threading.Event(), threading.Event(), mapping._submit
 
     def slow_submit(*given):

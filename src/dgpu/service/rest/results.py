@@ -32,6 +32,7 @@ from dgpu.wire.uploads import PIECE_BYTES
 
 MAX_IDS = 1_000
 MAX_WAIT_S = 60.0
+_READ_AGAIN_S = 0.1
 MSGPACK = "application/msgpack"
 
 WaitQuery = Annotated[
@@ -40,7 +41,7 @@ WaitQuery = Annotated[
 ]
 
 
-class _Ended(NamedTuple):
+class EndedCall(NamedTuple):
     """A call, as far as its task shows it."""
 
     task_id: TaskId
@@ -72,7 +73,7 @@ async def get_result(
         (call,) = await _calls(rest, who, [number])
     if not call.status.is_final:
         return Response(CallResult(task_id=task_name(number), status=call.status.value), status_code=202)
-    found = (await _stored(rest, [call])).get(number)
+    found = (await _stored(rest, [call], seconds)).get(number)
     if found is None and call.status is TaskStatus.SUCCESS:
         raise ProblemError(_gone(rest, call))
     if found is not None and request.headers.get("accept") == MSGPACK and found.result:
@@ -94,10 +95,19 @@ async def get_results(rest: Given, who: Who, request: Request[Any, Any, Any]) ->
     if seconds and not any(call.status.is_final for call in calls):
         await _wait_for_one(rest, task_ids, seconds)
         calls = await _calls(rest, who, task_ids)
+    return await results_of(rest, calls, seconds)
+
+
+async def results_of(rest: Backend, calls: list[EndedCall], seconds: float) -> CallResults:
+    """Of those that have ended. A result that the scheduler has yet to read counts as pending."""
     ended = [call for call in calls if call.status.is_final]
-    found = await _stored(rest, ended)
-    results = [_answer(call, found.get(call.task_id)) for call in ended]
-    return CallResults(results=results, pending=len(calls) - len(ended))
+    found = await _stored(rest, ended, seconds)
+    results = [
+        _answer(call, found.get(call.task_id))
+        for call in ended
+        if call.task_id in found or not _is_unread(rest, call)
+    ]
+    return CallResults(results=results, pending=len(calls) - len(results))
 
 
 @get(
@@ -112,7 +122,7 @@ async def get_result_content(rest: Given, who: Who, task_id: TaskIdText) -> Resp
     if not call.status.is_final:
         detail = f"{task_name(number)} is {call.status.value}; its result comes with its end."
         raise ProblemError(Problem(status=409, code="not_ended", title="Not ended yet", detail=detail))
-    found = (await _stored(rest, [call])).get(number)
+    found = (await _stored(rest, [call], 0.0)).get(number)
     if found is None:
         raise ProblemError(_gone(rest, call))
     if not found.ref:
@@ -168,16 +178,16 @@ class _Pieces:
         self.close()
 
 
-async def _calls(rest: Backend, who: Principal, task_ids: list[TaskId]) -> list[_Ended]:
+async def _calls(rest: Backend, who: Principal, task_ids: list[TaskId]) -> list[EndedCall]:
     """Raises for the first id that is unknown, of another tenant, or no function call."""
 
-    def look(state: ClusterState) -> list[_Ended | None]:
+    def look(state: ClusterState) -> list[EndedCall | None]:
         return [_look_up(state, task_id) for task_id in task_ids]
 
     found = await rest.runtime.read(look)
     missing = [task_id for task_id, each in zip(task_ids, found, strict=True) if each is None]
     past = await asyncio.to_thread(_from_history, rest, missing) if missing else {}
-    calls: list[_Ended] = []
+    calls: list[EndedCall] = []
     for task_id, each in zip(task_ids, found, strict=True):
         call = past.get(task_id) if each is None else each
         if call is None or not may(who, Action.READ_OUTPUT, call.tenant_id):
@@ -191,22 +201,22 @@ async def _calls(rest: Backend, who: Principal, task_ids: list[TaskId]) -> list[
     return calls
 
 
-def _look_up(state: ClusterState, task_id: TaskId) -> _Ended | None:
+def _look_up(state: ClusterState, task_id: TaskId) -> EndedCall | None:
     task = state.tasks.get(task_id)
     if task is None:
         return None
     shape = state.shapes[task.shape_id]
-    return _Ended(
+    return EndedCall(
         task_id, shape.tenant_id, task.status, task.reason, task.error, task.ended_at, is_call=bool(shape.app)
     )
 
 
-def _from_history(rest: Backend, task_ids: list[TaskId]) -> dict[TaskId, _Ended]:
-    found: dict[TaskId, _Ended] = {}
+def _from_history(rest: Backend, task_ids: list[TaskId]) -> dict[TaskId, EndedCall]:
+    found: dict[TaskId, EndedCall] = {}
     for task_id in task_ids:
         row = rest.history.task(task_id)
         if row is not None:
-            found[task_id] = _Ended(
+            found[task_id] = EndedCall(
                 task_id,
                 row.tenant_id,
                 row.status,
@@ -232,11 +242,27 @@ async def _wait_for_one(rest: Backend, task_ids: list[TaskId], seconds: float) -
         waiting.cancel()
 
 
-async def _stored(rest: Backend, calls: list[_Ended]) -> dict[TaskId, StoredResult]:
-    return await rest.results.find([call.task_id for call in calls])
+async def _stored(rest: Backend, calls: list[EndedCall], seconds: float) -> dict[TaskId, StoredResult]:
+    """Waits up to so long while none of them was read since the start of the scheduler."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while True:
+        found = await rest.results.find([call.task_id for call in calls])
+        is_unread = bool(calls) and all(
+            call.task_id not in found and _is_unread(rest, call) for call in calls
+        )
+        if not is_unread or loop.time() >= until:
+            return found
+        await asyncio.sleep(_READ_AGAIN_S)
 
 
-def _answer(call: _Ended, found: StoredResult | None) -> CallResult:
+def _is_unread(rest: Backend, call: EndedCall) -> bool:
+    """Whether a result that was not found may come: after a start, the follower reads the journal to its end."""
+    is_behind = rest.follower is not None and rest.follower.seen_at < call.ended_at
+    return is_behind and call.status is TaskStatus.SUCCESS
+
+
+def _answer(call: EndedCall, found: StoredResult | None) -> CallResult:
     value, encoding = (None, "json") if found is None else shown(found.result, found.encoding)
     expired = found is None and call.status is TaskStatus.SUCCESS
     return CallResult(
@@ -252,9 +278,9 @@ def _answer(call: _Ended, found: StoredResult | None) -> CallResult:
     )
 
 
-def _gone(rest: Backend, call: _Ended) -> Problem:
+def _gone(rest: Backend, call: EndedCall) -> Problem:
     name = task_name(call.task_id)
-    if rest.follower is not None and rest.follower.seen_at < call.ended_at:
+    if _is_unread(rest, call):
         detail = f"The scheduler has just started and still reads the result of {name}. Try again soon."
         return Problem(status=503, code="results_behind", title="Not read yet", detail=detail)
     detail = f"{name} ended with {call.status.value}; its result is no longer kept."
