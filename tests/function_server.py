@@ -137,7 +137,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 found = self.server.results([task_id], wait)
                 self._answer(found[0] if found else {"task_id": task_id, "status": "running"})
             case ["tasks", task_id, "result", "content"]:
-                self._send(200, self.server.content[task_id])
+                found_content = self.server.content.get(task_id)
+                if found_content is None:
+                    self._send(410, b'{"code": "result_expired", "title": "", "status": 410, "detail": ""}')
+                else:
+                    self._send(200, found_content)
             case ["uploads"]:
                 self._answer(
                     {"tenant_id": "default", "max_bytes": 1 << 30, "tenant_bytes": 1 << 30, "used_bytes": 0}

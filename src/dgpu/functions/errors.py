@@ -11,8 +11,11 @@ RemoteError                the function raised an exception, or could not run
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
+from collections.abc import Iterator
 
+from dgpu.client.errors import DgpuError
 from dgpu.wire.call_answers import CallResult
 
 # Exceptions that one text creates, and that mean no end of the program that raises them.
@@ -87,6 +90,16 @@ EXPIRED = "result_expired"
 def has_value(ended: CallResult) -> bool:
     """A call that returned, and whose result is not kept any more, has none."""
     return ended.status == "success" and ended.reason != EXPIRED
+
+
+@contextlib.contextmanager
+def unless_expired() -> Iterator[None]:
+    """Ends the block silently if the scheduler does not keep the result any more."""
+    try:
+        yield
+    except DgpuError as error:
+        if error.code != EXPIRED:
+            raise
 
 
 def expired(task_id: str) -> ResultExpired:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dgpu.client.errors import DgpuError, Unreachable
 from dgpu.functions import values
 from dgpu.functions.code import described
-from dgpu.functions.errors import EXPIRED, RemoteError, error_of, expired, has_value
+from dgpu.functions.errors import EXPIRED, RemoteError, error_of, expired, has_value, unless_expired
 from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
@@ -95,9 +95,11 @@ class Future(Generic[R]):
         if not has_value(answer):
             self._error = error_of(answer)
         elif answer.ref:
-            client = self._session.client
-            content = patiently(client, lambda: client.result_content(self.task_id))
-            self._value = values.unpacked(content)
+            self._error = expired(self.task_id)
+            with unless_expired():
+                client = self._session.client
+                content = patiently(client, lambda: client.result_content(self.task_id))
+                self._value, self._error = values.unpacked(content), None
         else:
             self._value = values.value_of(answer)
         self._ended = answer
@@ -116,8 +118,10 @@ class Future(Generic[R]):
                     raise
                 raise expired(self.task_id) from error
             if has_value(answer) and answer.ref:
-                content = await patiently_async(client, lambda: client.result_content(self.task_id))
-                self._value = values.unpacked(content)
+                self._error = expired(self.task_id)
+                with unless_expired():
+                    content = await patiently_async(client, lambda: client.result_content(self.task_id))
+                    self._value, self._error = values.unpacked(content), None
                 self._ended = answer
             else:
                 self._take(answer)

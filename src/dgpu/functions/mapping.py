@@ -9,13 +9,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dgpu.client.errors import DgpuError
 from dgpu.functions import values
 from dgpu.functions.code import described
-from dgpu.functions.errors import RemoteError, error_of, has_value
+from dgpu.functions.errors import RemoteError, error_of, expired, has_value, unless_expired
 from dgpu.functions.patience import patiently, patiently_async
 from dgpu.wire.call_answers import CallResult
 
@@ -179,7 +178,7 @@ def mapped(
             if asked := machine.asked:
                 wait = 0.0 if batch is not None else session.wait_seconds
                 for ended in _results(client, asked, wait):
-                    machine.on_ended(ended.task_id, _outcome(ended, partial(_content, client)))
+                    machine.on_ended(ended.task_id, _outcome(ended, _content(client, ended)))
             shown.show(machine.done, machine.total)
             yield from machine.ready()
     finally:
@@ -208,10 +207,7 @@ async def mapped_async(
             if asked := machine.asked:
                 wait = 0.0 if batch is not None else session.wait_seconds
                 for ended in await _results_async(client, asked, wait):
-                    content = (
-                        {ended.task_id: await _content_async(client, ended.task_id)} if ended.ref else {}
-                    )
-                    machine.on_ended(ended.task_id, _outcome(ended, content.__getitem__))
+                    machine.on_ended(ended.task_id, _outcome(ended, await _content_async(client, ended)))
             for value in machine.ready():
                 yield value
     finally:
@@ -251,18 +247,29 @@ async def _results_async(client: AsyncClient, asked: Sequence[str], wait: float)
     return (await patiently_async(client, lambda: client.results(asked, wait=wait))).results
 
 
-def _content(client: Client, task_id: str) -> bytes:
-    return patiently(client, lambda: client.result_content(task_id))
+def _content(client: Client, ended: CallResult) -> bytes | None:
+    """Of a large result; None: it is not large, or not kept any more."""
+    if not ended.ref:
+        return None
+    with unless_expired():
+        return patiently(client, lambda: client.result_content(ended.task_id))
+    return None
 
 
-async def _content_async(client: AsyncClient, task_id: str) -> bytes:
-    return await patiently_async(client, lambda: client.result_content(task_id))
+async def _content_async(client: AsyncClient, ended: CallResult) -> bytes | None:
+    if not ended.ref:
+        return None
+    with unless_expired():
+        return await patiently_async(client, lambda: client.result_content(ended.task_id))
+    return None
 
 
-def _outcome(ended: CallResult, content: Any) -> Any:
+def _outcome(ended: CallResult, content: bytes | None) -> Any:
     if not has_value(ended):
         return error_of(ended)
-    return values.unpacked(content(ended.task_id)) if ended.ref else values.value_of(ended)
+    if not ended.ref:
+        return values.value_of(ended)
+    return expired(ended.task_id) if content is None else values.unpacked(content)
 
 
 class _Line:

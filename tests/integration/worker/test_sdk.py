@@ -16,6 +16,7 @@ import dgpu
 from dgpu.functions import mapping
 from dgpu.functions.code import CodeNotFoundError
 from dgpu.functions.errors import CallCancelled, RemoteError, ResultExpired
+from dgpu.functions.session import default_session
 from dgpu.functions.values import CannotSendError
 from dgpu.wire.call_answers import CallResult
 from function_server import FunctionServer, function_server
@@ -129,6 +130,17 @@ def test_a_result_that_is_not_kept_is_no_value(server: FunctionServer) -> None:
     assert isinstance(outcome, ResultExpired)
 
 
+async def test_a_large_result_that_is_not_kept_is_raised_in_its_place(server: FunctionServer) -> None:
+    answer = {"task_id": "task-9001", "status": "success", "ref": "a" * 64}
+    server.ended["task-9001"] = answer
+    with pytest.raises(ResultExpired):
+        dgpu.Future("task-9001").result()
+    with pytest.raises(ResultExpired):
+        await dgpu.Future("task-9001")
+    ended, client = CallResult(**answer), default_session().client
+    assert isinstance(mapping._outcome(ended, mapping._content(client, ended)), ResultExpired)
+
+
 def test_as_completed_gives_each_future_once(server: FunctionServer) -> None:
     futures = [with_models.square.submit(number) for number in range(5)]
     assert {future.result() for future in dgpu.as_completed(futures)} == {0, 1, 4, 9, 16}
@@ -203,8 +215,6 @@ async def test_a_cancelled_map_cancels_also_the_calls_that_are_being_submitted(
 
 def test_a_forked_child_has_its_own_connections(server: FunctionServer) -> None:
     """On a shared one, each would read answers to the requests of the other."""
-    from dgpu.functions.session import default_session
-
     client = default_session().client
     with_models.square.submit(2).result()
     parent = {id(each) for each in client._connections.values()}
