@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
 import struct
 from pathlib import Path
 
@@ -37,6 +38,38 @@ async def test_a_deed_that_could_not_be_written_is_told_again_and_then_forgotten
     await asyncio.wait_for(is_over.wait(), 30)
     recording.cancel()
     assert told == ["ca.init", "ca.token", "ca.token", "ca.revoke"]
+
+
+async def test_a_deed_that_cannot_be_deleted_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: the journal must not get another entry each second."""
+    monkeypatch.setattr(deeds, "LOOK_SECONDS", 0)
+    make_authority(tmp_path)
+    told: list[str] = []
+    looks = 0
+    is_over = asyncio.Event()
+
+    class Full(Roster):
+        def forget_deeds(self, until_id: int) -> None:
+            nonlocal looks
+            looks += 1
+            if looks < 4:
+                raise sqlite3.OperationalError("database or disk is full")
+            super().forget_deeds(until_id)
+            loop.call_soon_threadsafe(is_over.set)
+
+    async def record(deed: Deed) -> bool:
+        told.append(deed.action)
+        return True
+
+    loop = asyncio.get_running_loop()
+    roster = Full(tmp_path)
+    recording = asyncio.create_task(take_over(roster, record))
+    await asyncio.wait_for(is_over.wait(), 30)
+    recording.cancel()
+    assert told == ["ca.init"]
+    assert roster.deeds() == []
 
 
 def test_an_authority_that_exists_is_no_new_deed(tmp_path: Path) -> None:

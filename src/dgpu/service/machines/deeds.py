@@ -71,11 +71,14 @@ def read_deeds(connection: sqlite3.Connection) -> list[Deed]:
 
 async def take_over(source: Source, record: Callable[[Deed], Awaitable[bool]]) -> None:
     """Runs until it is cancelled. `record` returns whether the deed is durable."""
+    recorded = 0  # up to this id: a full disk may keep a deed in the list, and it is recorded once
     while True:
         try:
             for deed in await asyncio.to_thread(source.deeds):
-                if not await record(deed):
-                    break
+                if deed.id > recorded:
+                    if not await record(deed):
+                        break
+                    recorded = deed.id
                 await asyncio.to_thread(source.forget_deeds, deed.id)
         except (sqlite3.Error, FileUnusable) as error:
             _log.error("machines_unreadable", error=str(error))
