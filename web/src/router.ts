@@ -5,9 +5,18 @@ const place = signal(location.pathname + location.search);
 
 export const route = computed(() => {
   const url = new URL(place.value, location.origin);
-  const parts = url.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+  const parts = url.pathname.split("/").filter(Boolean).map(decoded);
   return { view: parts[0] ?? "cluster", id: parts[1] ?? "", query: url.searchParams };
 });
+
+/** An address that was cut or mistyped shows a page, too. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 export function go(address: string, options: { replace?: boolean } = {}): void {
   if (address === place.value) return;
