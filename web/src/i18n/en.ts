@@ -671,7 +671,7 @@ export const en = {
   "event.task_demand_changed": "memory demand changed",
   "event.agent_registered": "agent registered",
   "event.agent_offline": "agent offline",
-  "event.node_draining": "drained",
+  "event.node_draining": "draining began",
   "event.node_resumed": "resumed",
   "event.node_removed": "removed",
   "event.gpus_changed": "GPUs changed",
