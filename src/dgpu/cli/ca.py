@@ -47,7 +47,10 @@ def init(ctx: typer.Context, directory: Directory = None, config: Config = None)
     _print({"fingerprint": fingerprint, "created": is_new}, fingerprint, ctx)
     if is_new:
         note(f"The certificate authority is in {data_dir / 'ca'}. Keep a backup; its key is a secret.")
-        note("To use it: server.grpc_tls: true in scheduler.yaml, then restart the scheduler.")
+        note(
+            "The scheduler uses it from its next start, with server.grpc_tls: true (agents) or server.http_tls: ca "
+            "(REST and dashboard) in scheduler.yaml."
+        )
     else:
         note(f"{data_dir / 'ca'} has a certificate authority already; nothing was changed.")
 
