@@ -13,12 +13,14 @@ from dgpu.core.commands import (
     ReportStarted,
     ScaleService,
     SetService,
+    SetTenant,
     StepServices,
 )
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.service import STALLED, STOP_FIRST, Service, ServiceSpec
 from dgpu.core.model.task import Outcome, Restart, TaskStatus
+from dgpu.core.model.tenant import Tenant
 from dgpu.core.rejections import ExceedsQuota, NeverFits, UnknownService
 from dgpu.core.rules.replicas import MAX_FAILURES, Reading
 from dgpu.core.state import ClusterState
@@ -237,6 +239,19 @@ def test_another_number_of_replicas_starts_no_failed_generation_again() -> None:
     world.steps(5)
     assert world.service.status == STALLED
     assert world.generations() == [1, 1]
+
+
+def test_replicas_of_all_services_in_a_step_count_for_the_limits_of_their_tenant() -> None:
+    state = cluster(node("n1", gpus=8))
+    do(state, SetTenant(tenant=Tenant(id="default", max_waiting=3)))
+    for name in ("one", "two"):
+        do(state, SetService(name=name, tenant_id="default", spec=of(min_replicas=2, max_replicas=2)))
+    do(state, StepServices())
+    assert len(state.tasks) == 2
+    first, second = (state.services[key] for key in sorted(state.services))
+    assert (len(first.replicas), len(second.replicas)) == (2, 0)
+    assert "no replica can be started" in second.notes[-1][1]
+    check_invariants(state)
 
 
 def test_a_limit_that_is_not_given_stays() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,9 +14,12 @@ from dgpu.core.decision import Decision
 from dgpu.core.events import Event, ServiceDeleted, ServiceSet, TasksSubmitted
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.service import MAX_SERVICES, Service, ServiceSpec, service_id
+from dgpu.core.model.task import TaskSpec
 from dgpu.core.rejections import NoEarlierGeneration, Rejection, TooManyServices, UnknownService
 from dgpu.core.rules.replicas import next_step, noted, with_started
 from dgpu.core.state import ClusterState
+
+MAX_STARTS: Final = 100  # services with new replicas in one step; the others wait for the next one
 
 
 def decide_set_service(state: ClusterState, command: SetService) -> Decision:
@@ -144,20 +148,23 @@ def decide_delete_service(state: ClusterState, command: DeleteService) -> Decisi
 def decide_step_services(state: ClusterState, command: StepServices) -> Decision:
     """Events only for services that change. The tasks of all new replicas are one submit."""
     events: list[Event] = []
-    entries = []
+    entries: list[tuple[int, TaskSpec]] = []
     stops: list[TaskId] = []
     next_id = int(state.next_task_id)
     for key in sorted(state.services):
+        if len(entries) >= MAX_STARTS:
+            break
         known = state.services[key]
         step = next_step(known, state.tasks, command.readings, command.load.get(key, 0), command.at)
         service = step.service
         if step.starts:
-            trial = SubmitTasks(at=command.at, entries=((step.starts, service.active[0].task),))
-            submitted = decide_submit(state, trial)
+            # Together with the replicas of other services: limits of a tenant and of the queue count them all.
+            wanted = (*entries, (step.starts, service.active[0].task))
+            submitted = decide_submit(state, SubmitTasks(at=command.at, entries=wanted))
             if isinstance(submitted, Rejection):
                 service = _held_up(service, submitted, command.at)
             else:
-                entries += [
+                entries = [
                     entry for each in submitted if isinstance(each, TasksSubmitted) for entry in each.entries
                 ]
                 new = tuple(TaskId(next_id + number) for number in range(step.starts))
