@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from building import START, spec
+from building.calls import call
 from dgpu.core.commands import DeleteSecret, RemoveTenant, Reseal, SetSecret, SetTenant, SubmitTasks
 from dgpu.core.decide import credentials as deciding
 from dgpu.core.digest import digest
@@ -133,4 +134,14 @@ def test_resealed_details_reach_the_tasks_that_are_still_known() -> None:
     assert done == (Resealed(START, (), (ResealedDetail((first,), detail),)),)
     assert [task.detail == detail for task in state.tasks.values()] == [True, False]
     check_invariants(state)
+    assert digest(replay([*events, *done])) == digest(state)
+
+
+def test_a_resealed_detail_reaches_an_app_without_a_worker() -> None:
+    state = ClusterState()
+    events = list(execute(state, replace(call(), at=START)))  # type: ignore[arg-type]
+    detail = b'{"command":"x","sealed_env":"new"}'
+    done = execute(state, Reseal(at=START, details=(ResealedDetail((), detail, ("job", "gone")),)))
+    assert done == (Resealed(START, (), (ResealedDetail((), detail, ("job",)),)),)
+    assert state.apps["job"].spec.detail == detail
     assert digest(replay([*events, *done])) == digest(state)

@@ -24,9 +24,15 @@ def apply_resealed(state: ClusterState, event: Resealed) -> None:
     for resealed in event.details:
         for task_id in resealed.task_ids:
             task = state.tasks[task_id] = replace(state.tasks[task_id], detail=resealed.detail)
-            app = state.apps.get(task.worker_of)
-            if app is not None:  # its next workers get the same detail
-                state.apps[app.id] = replace(app, spec=replace(app.spec, detail=resealed.detail))
+            if task.worker_of in state.apps:  # its next workers get the same detail
+                _reseal_app(state, task.worker_of, resealed.detail)
+        for app_id in resealed.app_ids:
+            _reseal_app(state, app_id, resealed.detail)
+
+
+def _reseal_app(state: ClusterState, app_id: str, detail: bytes) -> None:
+    app = state.apps[app_id]
+    state.apps[app_id] = replace(app, spec=replace(app.spec, detail=detail))
 
 
 def forget_secrets(state: ClusterState, tenant_id: TenantId) -> None:

@@ -49,7 +49,7 @@ def decide_delete_secret(state: ClusterState, command: DeleteSecret) -> Decision
 
 
 def decide_reseal(state: ClusterState, command: Reseal) -> Decision:
-    """Skips a secret that was set anew or deleted meanwhile, and tasks that were forgotten."""
+    """Skips a secret that was set anew or deleted meanwhile, and tasks and apps that were forgotten."""
     secrets = tuple(
         [
             each
@@ -58,15 +58,19 @@ def decide_reseal(state: ClusterState, command: Reseal) -> Decision:
         ]
     )
     details = tuple(
-        [
-            ResealedDetail(task_ids=kept, detail=each.detail)
-            for each in command.details
-            if (kept := tuple([task_id for task_id in each.task_ids if task_id in state.tasks]))
-        ]
+        [kept for each in command.details if (kept := _known(state, each)).task_ids or kept.app_ids]
     )
     if not secrets and not details:
         return ()
     return (Resealed(at=command.at, secrets=secrets, details=details),)
+
+
+def _known(state: ClusterState, resealed: ResealedDetail) -> ResealedDetail:
+    return ResealedDetail(
+        task_ids=tuple([task_id for task_id in resealed.task_ids if task_id in state.tasks]),
+        detail=resealed.detail,
+        app_ids=tuple([app_id for app_id in resealed.app_ids if app_id in state.apps]),
+    )
 
 
 def refused_by_secrets(state: ClusterState, spec: TaskSpec, entry: int) -> SecretNotSet | None:

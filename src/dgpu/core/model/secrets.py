@@ -44,6 +44,7 @@ class ResealedSecret(msgspec.Struct, forbid_unknown_fields=True, frozen=True, ar
 class ResealedDetail(msgspec.Struct, forbid_unknown_fields=True, frozen=True, array_like=True):
     task_ids: tuple[TaskId, ...]  # tasks with this detail
     detail: bytes
+    app_ids: tuple[str, ...] = ()  # apps whose workers get this detail
 
 
 class _Names(msgspec.Struct, frozen=True):

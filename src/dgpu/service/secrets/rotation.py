@@ -32,6 +32,7 @@ class NotRotated(Exception):  # noqa: N818 - the name states the failure
 class _Old(NamedTuple):
     secrets: list[tuple[SecretId, Secret]]
     details: dict[tuple[TenantId, bytes], list[TaskId]]
+    apps: dict[tuple[TenantId, bytes], list[str]]
 
 
 async def rotate(runtime: Runtime, vault: Vault) -> Rotated:
@@ -58,7 +59,11 @@ def _all_sealed(state: ClusterState) -> _Old:
     for task in state.tasks.values():
         if has_env(task.detail):
             details.setdefault((state.shapes[task.shape_id].tenant_id, task.detail), []).append(task.id)
-    return _Old(list(state.secrets.items()), details)
+    apps: dict[tuple[TenantId, bytes], list[str]] = {}
+    for app in state.apps.values():  # also of those without a worker at the moment
+        if has_env(app.spec.detail):
+            apps.setdefault((app.spec.shape.tenant_id, app.spec.detail), []).append(app.id)
+    return _Old(list(state.secrets.items()), details, apps)
 
 
 def _portions(vault: Vault, old: _Old) -> Iterator[tuple[Reseal, int]]:
@@ -101,3 +106,11 @@ def _resealed(vault: Vault, old: _Old) -> Iterator[ResealedSecret | ResealedDeta
             continue
         for start in range(0, len(task_ids) if resealed != detail else 0, _PORTION_TASKS):
             yield ResealedDetail(task_ids=tuple(task_ids[start : start + _PORTION_TASKS]), detail=resealed)
+    for (tenant_id, detail), app_ids in old.apps.items():
+        try:
+            resealed = sealed_under_newest(vault, tenant_id, detail)
+        except CannotOpen:
+            yield len(app_ids)
+            continue
+        if resealed != detail:
+            yield ResealedDetail(task_ids=(), detail=resealed, app_ids=tuple(app_ids))
