@@ -178,7 +178,7 @@ class TaskAnswer(Answer, frozen=True, kw_only=True):
     output_file: str = ""
     error_file: str = ""
     entrypoint: str = ""  # of a function call
-    worker: str | None = None  # of a function call: the task of the worker that runs it
+    worker: str | None = None  # of a function call: the task of the worker that runs it, or ran it last
     worker_of: str = ""  # of a worker: the app of its calls
     progress: ProgressAnswer | None = None  # of a function call that runs
     reservation: ReservationAnswer | None = None

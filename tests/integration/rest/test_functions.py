@@ -98,6 +98,7 @@ def test_a_call_that_runs_is_shown_with_its_progress_and_can_be_cancelled(world,
     world.ask("DELETE", f"/api/v1/tasks/{task_id}")
     agent.report(returned=[pb.Returned(lease_id=running[0].lease_id, outcome="cancelled")])
     assert result(world, task_id).body["status"] == "cancelled"
+    assert world.ask("GET", f"/api/v1/tasks/{task_id}").body["worker"] == shown["worker"]
 
 
 def test_a_value_that_json_cannot_hold_is_msgpack_in_base64(world, agent) -> None:

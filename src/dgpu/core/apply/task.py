@@ -38,7 +38,7 @@ from dgpu.core.events import (
 from dgpu.core.index.line import KnownShape
 from dgpu.core.model.gang import Gang, failure_of
 from dgpu.core.model.idempotency import PackedKey, pack
-from dgpu.core.model.ids import NO_LEASE, GpuId, LeaseId, NodeId, TaskId
+from dgpu.core.model.ids import NO_LEASE, NO_TASK, GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.run_times import note_run
 from dgpu.core.model.task import Shape, Task, TaskSpec, TaskStatus, new_tasks
@@ -128,6 +128,7 @@ def put_on(
         started_at=0,
         reason="",
         error="",
+        ran_on=state.leases[event.worker].task_id if event.worker else NO_TASK,
     )
     _count_running(state, known.shape, 1)
 

@@ -213,6 +213,7 @@ class Task(
     expected_ms: int = 0  # see TaskSpec
     begins_ms: int = 0  # see TaskSpec; until its first placement, `eligible_at` follows from it
     worker_of: str = ""  # see TaskSpec
+    ran_on: TaskId = NO_TASK  # of a function call: the worker of the current or last placement
 
 
 def new_tasks(

@@ -108,6 +108,7 @@ class PastTask(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str = ""
     entrypoint: str = ""
     worker_of: str = ""
+    ran_on: TaskId = NO_TASK
 
 
 class PastAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ ADDED_COLUMNS = {
     "error_file": "TEXT NOT NULL DEFAULT ''",
     "entrypoint": "TEXT NOT NULL DEFAULT ''",
     "worker_of": "TEXT NOT NULL DEFAULT ''",
+    "ran_on": "INTEGER NOT NULL DEFAULT 0",
 }
 _FIXED = (
     "id", "name", "tenant", "pool", "gpus", "gpu_models", "cpus_milli", "ram_mb", "timeout_ms", "max_retries",
@@ -52,7 +53,7 @@ _FIXED = (
 )  # fmt: skip
 _CHANGING = (
     "priority", "gpu_memory_mb", "status", "node", "node_ids", "gpu_ids", "attempt", "retries", "started_at",
-    "finished_at", "exit_code", "reason", "error",
+    "finished_at", "exit_code", "reason", "error", "ran_on",
 )  # fmt: skip
 
 _json = msgspec.json.Encoder()
@@ -124,4 +125,5 @@ def _changing(task: Task, shape: Shape) -> tuple[Any, ...]:
     return (
         shape.priority, shape.gpu_memory_mb, str(task.status), task.node_id, text(task.node_ids), text(task.gpu_ids),
         task.attempt, task.retries, task.started_at, task.finished_at, task.exit_code, task.reason, task.error,
+        task.ran_on,
     )  # fmt: skip

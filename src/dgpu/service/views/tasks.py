@@ -114,7 +114,7 @@ def _waits(task: Task, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_detail(detail: TaskDetail, task: Task, call: CallFacts | None) -> dict[str, Any]:
     return {
-        **({} if call is None else call.shown()),
+        **(_ran_on(task) if call is None else call.shown()),
         "worker_of": task.worker_of,
         **_title(detail.name, detail.command, values_of(detail.grid, task.array_index)),
         "script_bytes": len(detail.script.encode()),
@@ -124,6 +124,11 @@ def _of_detail(detail: TaskDetail, task: Task, call: CallFacts | None) -> dict[s
         "labels": detail.labels,
         **_program(detail),
     }
+
+
+def _ran_on(task: Task | PastTask) -> dict[str, Any]:
+    """The worker of a call that has ended."""
+    return {"worker": task_name(task.ran_on)} if task.ran_on and task.status.is_final else {}
 
 
 def _title(name: str, command: str | tuple[str, ...], values: dict[str, str]) -> dict[str, Any]:
@@ -276,5 +281,6 @@ def past_task_answer(task: PastTask, names: GpuNames) -> TaskAnswer:
         begin_at=wall_instant(task.begins_ms) if task.begins_ms else None,
         labels=task.labels,
         worker_of=task.worker_of,
+        **_ran_on(task),
         **_program(task),
     )
