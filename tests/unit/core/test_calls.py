@@ -243,15 +243,6 @@ def test_a_call_waits_for_a_warm_worker_if_a_load_takes_longer() -> None:
     assert state.leases[6].worker == 2
 
 
-def test_the_estimate_of_a_model_learns_from_a_call_that_ran_out_of_memory() -> None:
-    state = with_workers(cluster(node("n1"), call(model="m1", max_retries=2)))
-    run_pass(state)
-    events = do(state, returned(2, Outcome.OUT_OF_MEMORY))
-    assert [type(event).__name__ for event in events] == ["EstimateLearned", "CallReturned", "TaskFinished"]
-    assert (state.tasks[1].status, state.tasks[1].reason) == (TaskStatus.FAILED, "out_of_memory")
-    check_invariants(state)
-
-
 def test_an_idle_worker_gives_way_if_its_tenant_is_at_its_limit() -> None:
     state = with_workers(cluster(node("n1", gpus=2), call(app(tenant="lab"))))
     do(state, SetTenant(tenant=Tenant(id="lab", max_gpus=1)))

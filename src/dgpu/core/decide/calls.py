@@ -31,6 +31,7 @@ from dgpu.core.model.ids import LeaseId, TaskId, task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Outcome, Task, TaskStatus
 from dgpu.core.model.worker import MAX_MODELS, TAKEN_BACK, LoadedModel
+from dgpu.core.rules.estimate import worker_spec
 from dgpu.core.rules.giving import GAVE_WAY
 from dgpu.core.rules.workers import (
     MAX_FAILURES,
@@ -70,11 +71,12 @@ def _changed(state: ClusterState, report: WorkerReport, at: int) -> WorkerChange
     if lease is None or worker is None:
         return None
     models = tuple(sorted(report.models[:MAX_MODELS], key=lambda model: model.name))
-    told = (report.ready, report.down, _but_for_use(models))
+    down = worker.down or report.down  # it does not come back: its app may have another one by now
+    told = (report.ready, down, _but_for_use(models))
     if told == (worker.ready, worker.down, _but_for_use(worker.models)):
         return None
     return WorkerChanged(
-        at=at, task_id=lease.task_id, lease_id=lease.id, ready=report.ready, models=models, down=report.down
+        at=at, task_id=lease.task_id, lease_id=lease.id, ready=report.ready, models=models, down=down
     )
 
 
@@ -202,7 +204,7 @@ def submit_workers(state: ClusterState, line: Line, at: int) -> tuple[Event, ...
     if app.eligible_at > at:
         state.crews.look_at(app.id, app.eligible_at)
         return ()
-    return (TasksSubmitted(at=at, first_id=state.next_task_id, entries=((wanted, app.spec),)),)
+    return (TasksSubmitted(at=at, first_id=state.next_task_id, entries=((wanted, worker_spec(state, app)),)),)
 
 
 def failed_calls(state: ClusterState, at: int) -> Iterator[CallsFailed]:

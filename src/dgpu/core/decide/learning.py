@@ -27,7 +27,7 @@ from dgpu.core.model.node import Gpu, Kind
 from dgpu.core.model.settings import Placement
 from dgpu.core.model.task import Outcome, Task, TaskStatus, in_steps
 from dgpu.core.rejections import Rejection
-from dgpu.core.rules.estimate import after_oom, after_run
+from dgpu.core.rules.estimate import after_oom, after_oom_of_call, after_run
 from dgpu.core.rules.fragment import is_due, typical_of
 from dgpu.core.state import ClusterState
 
@@ -105,12 +105,19 @@ def typical_due(state: ClusterState, at: int) -> tuple[Event, ...]:
 def _after_oom_of_call(
     state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]
 ) -> Decision:
-    """The estimate of its model learns. Another attempt would have the same worker: the call itself gets no more."""
-    if not state.shapes[task.shape_id].model:
-        return decision
-    at = decision[-1].at
-    key, learned, _ = after_oom(state, task, state.leases[lease.worker], at)
-    return (EstimateLearned(at=at, key=key, estimate=learned), *decision)
+    """The estimates of its model and of its app learn: the next worker asks for more. Another attempt would have the
+    same worker, so the call itself is not tried again.
+    """
+    shape, at = state.shapes[task.shape_id], decision[-1].at
+    worker = state.leases[lease.worker]
+    learned: list[Event] = []
+    if shape.model:
+        key, estimate, _ = after_oom(state, task, worker, at)
+        learned.append(EstimateLearned(at=at, key=key, estimate=estimate))
+    found = after_oom_of_call(state, state.apps[shape.app], worker, at)
+    if found is not None:
+        learned.append(EstimateLearned(at=at, key=found[0], estimate=found[1]))
+    return (*learned, *decision)
 
 
 def _after_oom(state: ClusterState, task: Task, lease: Lease, decision: tuple[Event, ...]) -> Decision:

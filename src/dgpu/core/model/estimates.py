@@ -19,7 +19,9 @@ class Estimate(
 ):
     tenant_id: TenantId
     model: str = ""  # either this
-    command: str = ""  # or this: its beginning, for display; the key holds a hash of all of it
+    command: str = (
+        ""  # or this: its beginning, or the name of workers, for display; the key holds a hash of all of it
+    )
     base_mb: int  # for a model: without atoms and the factor of the task type; for a command: all
     runs: int = 0  # runs with a known peak
     ooms: int = 0
@@ -34,6 +36,11 @@ def model_key(tenant_id: TenantId, model: str) -> str:
 def command_key(tenant_id: TenantId, detail: TaskDetail) -> str:
     words = detail.command if isinstance(detail.command, str) else "\0".join(detail.command)
     return f"{tenant_id}/command/{hashlib.sha256(words.encode()).hexdigest()[:24]}"
+
+
+def app_key(tenant_id: TenantId, app_id: str) -> str:
+    """For the workers of an app: they all have the same command."""
+    return f"{tenant_id}/app/{app_id}"
 
 
 def title(detail: TaskDetail) -> str:

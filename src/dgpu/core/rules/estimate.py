@@ -13,12 +13,14 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from dgpu.core.model.estimates import MAX_ESTIMATES, Estimate, command_key, model_key, title
+from dgpu.core.model.app import App
+from dgpu.core.model.demand import demand_of
+from dgpu.core.model.estimates import MAX_ESTIMATES, Estimate, app_key, command_key, model_key, title
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.settings import EstimateRules
 from dgpu.core.model.task import WHOLE_MILLI, Shape, Task, TaskDetail, TaskSpec, in_steps
-from dgpu.core.rules.capacity import configured, promised_mb
+from dgpu.core.rules.capacity import configured, never_fits, promised_mb
 from dgpu.core.state import ClusterState
 
 _GROWTH: Final = (6, 5)  # x 1.2
@@ -89,6 +91,33 @@ def after_oom(state: ClusterState, task: Task, lease: Lease, at: int) -> tuple[s
         demand = base_mb
     learned = _touched(state.estimates.get(key), shape, detail, base_mb, at)
     return key, replace(learned, ooms=learned.ooms + 1), min(in_steps(demand), largest)
+
+
+def after_oom_of_call(state: ClusterState, app: App, lease: Lease, at: int) -> tuple[str, Estimate] | None:
+    """The memory that the next workers of the app ask for. None: no GPU has more than the worker under this lease."""
+    shape, detail = app.spec.shape, _decode(app.spec.detail)
+    held = lease.gpu_memory_mb or _card_mb(state, lease)
+    largest = max((promised_mb(state, gpu) for gpu in configured(state.gpus.values())), default=0)
+    if largest <= held:
+        return None
+    key = app_key(shape.tenant_id, app.id)
+    known = state.estimates.get(key) or Estimate(
+        tenant_id=shape.tenant_id, command=(detail.name or title(detail)), base_mb=0
+    )
+    base_mb = max(known.base_mb, min(_grown(held), largest))
+    return key, replace(known, base_mb=base_mb, ooms=known.ooms + 1, updated_at=at)
+
+
+def worker_spec(state: ClusterState, app: App) -> TaskSpec:
+    """A worker asks for more than its app if calls ran out of memory, as long as there is a GPU for it."""
+    shape = app.spec.shape
+    known = state.estimates.get(app_key(shape.tenant_id, app.id)) if state.estimates else None
+    if known is None or known.base_mb <= shape.gpu_memory_mb:
+        return app.spec
+    grown = replace(shape, gpu_memory_mb=in_steps(known.base_mb))
+    if state.nodes and never_fits(state, demand_of(grown), 0) is not None:
+        return app.spec
+    return replace(app.spec, shape=grown)
 
 
 def after_run(
