@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -24,6 +25,7 @@ _MAX_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
 _EMPTY_LOOKS = 4
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_SIGTIMEDWAIT = b"137" if os.uname().machine in {"aarch64", "riscv64"} else b"128"
 
 
 class Proc(NamedTuple):
@@ -218,7 +220,28 @@ def handles(pid: int, number: int) -> bool:
     state, caught, blocked = _status_fields(pid, b"State:", b"SigCgt:", b"SigBlk:")
     if int(caught or b"0", 16) & bit:
         return True
-    return state == b"S" and bool(int(blocked or b"0", 16) & bit)
+    return (state == b"S" and bool(int(blocked or b"0", 16) & bit)) or _waits_for(pid, bit)
+
+
+def _waits_for(pid: int, bit: int) -> bool:
+    """Whether a thread is in sigwait: meanwhile the kernel shows its signals as not blocked."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - as above
+            with contextlib.suppress(OSError, ValueError):
+                if _waited_signals(pid, thread) & bit:
+                    return True
+    return False
+
+
+def _waited_signals(pid: int, thread: str) -> int:
+    """The set is the first argument of the system call, in the memory of the process."""
+    with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as file:  # noqa: PTH123 - as above
+        number, *arguments = file.read().split()
+    if number != _SIGTIMEDWAIT:
+        return 0
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123 - as above
+        memory.seek(int(arguments[0], 16))
+        return int.from_bytes(memory.read(8), sys.byteorder)
 
 
 def _status_fields(pid: int, *names: bytes) -> list[bytes]:

@@ -30,6 +30,7 @@ from dgpu.entry.supervisor import DRAINED_BY_DOWN, StopSignals, Supervisor
 _START_SECONDS = 2 * READY_SECONDS + 5
 _STOP_TASKS_SECONDS = 60.0
 _STOP_SECONDS = 45.0  # more than the supervisor gives its services
+_MAX_LISTED = 5
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +112,11 @@ def _serve(supervisor: Supervisor, state_dir: StateDir) -> int:
     return code
 
 
+def _listed(names: list[str]) -> str:
+    left = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {left:,} more: dgpu ps" if left > 0 else "")
+
+
 def _announce(state_dir: StateDir, stack: Stack, began: datetime) -> None:
     sys.stdout.write(f"dgpu is up at {stack.url} with {stack.cards.words}.\n")
     sys.stdout.flush()
@@ -123,7 +129,7 @@ def _announce(state_dir: StateDir, stack: Stack, began: datetime) -> None:
     # Tasks that waited may have started by now; they are not listed.
     kept = running_tasks(stack.url, started_before=began)
     if kept:
-        say(f"{_count(len(kept))} continued while dgpu was down: {', '.join(kept[:5])}.")
+        say(f"{_count(len(kept))} continued while dgpu was down: {_listed(kept)}.")
     first = "sleep 60" if stack.cards.simulated else "nvidia-smi"
     say(f"Try: dgpu submit -- {first}    dgpu ps    dgpu gpus    dgpu why 1")
     ends = "Ctrl-C stops" if sys.stdin.isatty() else f"To stop: {_down_command(state_dir)}. It ends"

@@ -62,6 +62,31 @@ def test_a_checkpoint_is_written_before_the_time_limit_without_an_agent(kept, tm
     assert signals(tmp_path) == ["SIGUSR1"]
 
 
+WAITING = """
+import pathlib, signal, sys, threading, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+def wait():
+    signal.sigwait([signal.SIGUSR1])
+    pathlib.Path("checkpoint").write_text("step 7")
+if "--thread" in sys.argv:  # beside work that never sleeps
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while waiter.is_alive():
+        pass
+else:
+    wait()
+"""
+
+
+@pytest.mark.parametrize("flag", ["", "--thread"])
+def test_a_program_that_waits_with_sigwait_gets_the_signal(kept, tmp_path, flag) -> None:
+    (tmp_path / "train.py").write_text(WAITING)
+    train(kept, tmp_path, flag, before="cd .; ", after="; echo code $?", timeout_ms=LONG_MS)
+    assert kept.wait_ended(1)["outcome"] == "exited"
+    assert kept.output(1) == b"code 0\n"
+    assert (tmp_path / "checkpoint").exists()
+
+
 def test_a_preemption_begins_with_the_signal_and_ends_with_term(kept, tmp_path) -> None:
     train(kept, tmp_path, before="exec ", grace_ms=10_000)
     wait_for((tmp_path / "ready").exists)
