@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -210,3 +211,29 @@ def test_an_image_waits_for_a_node_whose_engine_answers(contained):
         contained.podman.start()
     eventually(lambda: "dgpu.containers" in str(contained.json("nodes")), "the label to return")
     assert contained.dgpu("run", "--image", IMAGE, "--", "true").code == 0
+
+
+def test_output_files_and_ports_of_a_container(contained):
+    program = "echo to the file; echo to the other >&2; echo page > index.html; exec httpd -f -p 127.0.0.1:$DGPU_PORT"
+    task_id = contained.submit(
+        *("--image", IMAGE, "--output", "%x.out", "--error", "err", "--name", "web", "--port", "8888"),
+        *("--", "sh", "-c", program),
+    )
+    contained.started(task_id)
+    url = contained.good("link", task_id).out.strip()
+    host, _, port = url.removeprefix("http://").partition("/")[0].partition(":")
+    eventually(lambda: page(host, port) == "page\n", "the page of the container")
+    contained.good("cancel", task_id)
+    last_container(contained)
+    for name, text in (("web.out", "to the file\n"), ("err", "to the other\n")):
+        contained.good("fetch", task_id, name, "--into", contained.home)
+        assert (contained.home / name).read_text() == text
+    refused = contained.dgpu("submit", "--image", IMAGE, "--output", "/etc/x", "--", "true")
+    assert (refused.code, "relative path" in refused.err) == (2, True), refused
+
+
+def page(host, port):
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", "/index.html", headers={"Host": f"{host}:{port}"})
+        return connection.getresponse().read().decode()

@@ -9,7 +9,7 @@ from typing import Any
 # 2: agent and keeper ping each other, orders have a start deadline; 3: files with secrets, tasks as other users;
 # 4: containers; 5: directories with an upload; 6: terminals; 7: output files; 8: workers;
 # 9: terminals of containers
-PROTOCOL = 9
+PROTOCOL = 10
 SECRETS_PROTOCOL = 3
 USERS_PROTOCOL = 3
 CONTAINERS_PROTOCOL = 4
@@ -18,6 +18,7 @@ TERMINALS_PROTOCOL = 6
 FILES_PROTOCOL = 7
 WORKERS_PROTOCOL = 8
 CONTAINER_TERMINALS_PROTOCOL = 9
+CONTAINER_FILES_PROTOCOL = 10
 OLDEST_PROTOCOL = 1  # still supported by this version
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")

@@ -26,9 +26,9 @@ class Listener(NamedTuple):
 
 
 def listeners(port: int) -> list[Listener]:
-    """All sockets of this network namespace that listen on the port."""
+    """All sockets of this thread's network that listen on the port."""
     found: list[Listener] = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for table in ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"):
         with contextlib.suppress(FileNotFoundError), open(table) as file:  # noqa: PTH123 - not a path of a user
             found += parse(file, port)
     return found

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from dgpu.agent.channel_end import ChannelEnd, Send
-from dgpu.agent.listeners import Address, listeners, reachable, sockets_of, takers_of
+from dgpu.agent.listeners import Address, Listener, listeners, reachable, sockets_of, takers_of
+from dgpu.agent.networks import OWN, in_network, networks_of
 from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 
@@ -35,10 +37,11 @@ class Found(NamedTuple):
     address: Address
     port: int
     takers: frozenset[int]  # inodes of the sockets that get connections to this address
+    pid: int = OWN  # of the network, as in `networks`
 
 
 class PortRefused(Exception):  # noqa: N818 - the name states the failure
-    """`code`: run_ended, port_closed (nothing listens), port_of_other."""
+    """`code`: run_ended, port_closed (nothing listens), port_of_other, port_not_reachable."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -90,7 +93,7 @@ async def _connect(find: Callable[[], Found]) -> tuple[asyncio.StreamReader, asy
     while True:
         try:
             found = await asyncio.to_thread(find)
-            reader, writer = await asyncio.open_connection(str(found.address), found.port)
+            connected = await asyncio.to_thread(in_network, found.pid, lambda: _dial(found))  # noqa: B023 - awaited
         except PortRefused as error:
             if error.code != "port_closed" or asyncio.get_running_loop().time() > deadline:
                 raise
@@ -100,11 +103,19 @@ async def _connect(find: Callable[[], Found]) -> tuple[asyncio.StreamReader, asy
                     "port_closed", f"the program took no connection: {error.strerror}"
                 ) from None
         else:
-            # Another program may have taken the port in between.
-            if takers_of(await asyncio.to_thread(listeners, found.port), found.address) <= found.takers:
-                return reader, writer
-            writer.close()
+            if connected is not None:
+                return await asyncio.open_connection(sock=connected)
         await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _dial(found: Found) -> socket.socket | None:
+    """None: another program has taken the port in between. Raises OSError."""
+    connected = socket.create_connection((str(found.address), found.port), timeout=_WAIT_SECONDS)
+    if takers_of(listeners(found.port), found.address) <= found.takers:
+        connected.setblocking(False)
+        return connected
+    connected.close()
+    return None
 
 
 def _find(ports: RunPorts, node_id: NodeId, lease_id: LeaseId, asked: int) -> Found:
@@ -113,17 +124,30 @@ def _find(ports: RunPorts, node_id: NodeId, lease_id: LeaseId, asked: int) -> Fo
     if given is None:
         raise PortRefused("run_ended", "the run has ended")
     port = given.get(asked, asked)
-    found = listeners(port)
-    if not found:
-        also = "" if port == asked else f" (for the program: port {port}, from $DGPU_PORT_{asked})"
-        raise PortRefused("port_closed", f"nothing listens on port {asked}{also}")
     pids = [pid for pid, owner in ports.owners().items() if owner == lease_id]
-    own = sockets_of(pids, frozenset(each.inode for each in found))
-    address = reachable(found, own)
-    if address is None:
+    is_of_other = False
+    for network in networks_of(pids):
+        found = _listeners_in(network, port)
+        own = sockets_of(pids, frozenset(each.inode for each in found))
+        address = reachable(found, own)
+        if address is not None:
+            return Found(address, port, takers_of(found, address), network)
+        is_of_other = is_of_other or bool(found)
+    if is_of_other:
         raise PortRefused(
             "port_of_other",
             f"port {port} of node {node_id} belongs to another program, not to the task; submit with --port {asked} "
             "and listen on $DGPU_PORT",
         )
-    return Found(address, port, takers_of(found, address))
+    also = "" if port == asked else f" (for the program: port {port}, from $DGPU_PORT_{asked})"
+    raise PortRefused("port_closed", f"nothing listens on port {asked}{also}")
+
+
+def _listeners_in(network: int, port: int) -> list[Listener]:
+    try:
+        return in_network(network, lambda: listeners(port))
+    except PermissionError:
+        why = "the container has a network of its own, which only an agent that is root can reach"
+        raise PortRefused("port_not_reachable", why) from None
+    except OSError:  # it has just ended
+        return []

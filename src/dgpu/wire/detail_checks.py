@@ -19,7 +19,7 @@ def clash_of(
     nodes = values.get("nodes", 1)
     if detail.get("terminal") and (why := _no_terminal(allocation=allocation, nodes=nodes)):
         return "terminal", why
-    if detail.get("ports") and (why := _no_ports(detail, allocation=allocation)):
+    if detail.get("ports") and (why := _no_ports(allocation=allocation)):
         return "ports", why
     if (name := next((each for each in ("output_file", "error_file") if each in detail), "")) and (
         why := _no_files(detail, allocation=allocation)
@@ -33,17 +33,25 @@ def clash_of(
 
 
 def _no_files(detail: Mapping[str, Any], *, allocation: bool) -> str:
-    if detail.get("image"):
-        return "Not supported yet: output files of a container; leave out the file or image."
+    if detail.get("image") and (why := _misplaced(detail)):
+        return why
     if detail.get("terminal"):
         return "A task with a terminal has no output files; leave out the file or terminal."
     return "An allocation runs nothing and has no output." if allocation else ""
 
 
-def _no_ports(detail: Mapping[str, Any], *, allocation: bool) -> str:
-    if detail.get("image"):
-        return "Not supported yet: ports of a container; leave out ports or image."
+def _no_ports(*, allocation: bool) -> str:
     return "An allocation runs nothing and has no ports." if allocation else ""
+
+
+def _misplaced(detail: Mapping[str, Any]) -> str:
+    """A path of the node would lead out of the container."""
+    paths = [detail[name] for name in ("output_file", "error_file") if name in detail]
+    if any(path.startswith("/") or ".." in path.split("/") for path in paths):
+        return "Output files of a container are in its own directory: give a relative path without `..`."
+    if detail.get("workdir"):
+        return "Output files of a container are in its own directory; leave out the file or workdir."
+    return ""
 
 
 def _no_terminal(*, allocation: bool, nodes: int) -> str:

@@ -288,7 +288,7 @@ TASK_FIELDS: dict[str, TaskField] = {
         file_pattern,
         "A file on the node that gets a copy of the output: a path, relative to the working directory, with %j (number "
         "of the task), %A and %a (number and index of the array), %x (name), %N (node) and %%. Without error_file, "
-        "also of stderr. The first attempt empties it. Not with an image or a terminal.",
+        "also of stderr. The first attempt empties it. Not with a terminal; with an image, in its own directory.",
         _FILE,
     ),
     "error_file": TaskField("error_file", file_pattern, "The same, for stderr.", _FILE),

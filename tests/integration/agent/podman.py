@@ -17,7 +17,7 @@ from dgpu.agent.containers.engine import Engine, EngineError
 
 IMAGE = "localhost/busybox:test"
 _SECONDS = 60.0
-_APPLETS = "sh cat echo sleep env id ls kill true false head dd test touch pwd grep stty tty"
+_APPLETS = "sh cat echo sleep env id ls kill true false head dd test touch pwd grep stty tty httpd"
 _CONFIG = """
 [containers]
 netns = "none"

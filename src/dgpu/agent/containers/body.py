@@ -16,6 +16,7 @@ LEASE_LABEL = "dgpu.lease"
 SECRETS_TARGET = "/run/secrets"  # files with secrets, in the container
 SPEC_VARIABLE = "DGPU_INSIDE"  # of a command inside a container; other users can read a command line
 WORDS_FD = 3  # of the runner: the pipe to its keeper
+FILES_FD = 4  # of the runner: the socket for its output files, if there are any
 _NANO_PER_MILLI = 1_000_000
 _MB = 1 << 20
 _LIMITS = (  # the second counts all processes of the user on the node; PidsLimit counts those of the container

@@ -11,12 +11,14 @@ import contextlib
 import json
 import os
 import select
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgpu.agent.containers import inside_main, runner_main
-from dgpu.agent.containers.body import KEEPER_LABEL, LEASE_LABEL, SPEC_VARIABLE, WORDS_FD, container_name
+from dgpu.agent.containers.body import KEEPER_LABEL, LEASE_LABEL, SPEC_VARIABLE, container_name
+from dgpu.agent.output_files import output_files_of
 from dgpu.agent.secret_dirs import SECRETS_VARIABLE
 from dgpu.agent.spawn import DEFAULT_SIGNALS, CannotStart, Child, failure_of
 from dgpu.agent.terminal_link import close_all
@@ -128,7 +130,9 @@ class ContainerRunners:
             "secrets_dir": order["env"].get(SECRETS_VARIABLE, ""),
             "dir": order["cwd"] or own_dir,
             "own": not order["cwd"],
+            "files": output_files_of(order),
         }
+        far, near = socket.socketpair() if spec["files"] else (None, None)
         ours: list[int] = []
         theirs: list[int] = []
         try:
@@ -138,16 +142,22 @@ class ContainerRunners:
                 theirs.append(write_end)
                 os.set_blocking(write_end, True)
             streams = (theirs[0], theirs[1]) if terminal < 0 else (terminal, terminal)
-            pid = self._execute(lease, spec, (*streams, theirs[-1]))
+            more = () if near is None else (near.fileno(),)
+            pid = self._execute(lease, spec, (*streams, theirs[-1], *more))
         except OSError as error:
             close_all(ours)
+            if far is not None:
+                far.close()
             return failure_of(error, "container"), None
         finally:
             close_all(theirs)
+            if near is not None:
+                near.close()
         container = Container(ours[-1], name=spec["name"], socket=spec["socket"])
         if terminal >= 0:
             return Child(pid, -1), container
-        return Child(pid, ours[0], errors_fd=ours[1]), container
+        files_fd = -1 if far is None else far.detach()
+        return Child(pid, ours[0], errors_fd=ours[1], files_fd=files_fd), container
 
     def sweep(self, lease: int, socket: str) -> int:
         """The pid of a process that ends when the engine has no such container. Raises OSError."""
@@ -169,17 +179,17 @@ class ContainerRunners:
             os.close(container.words_fd)
             container.words_fd = -1
 
-    def _execute(self, lease: int, spec: dict[str, Any], fds: tuple[int, int, int]) -> int:
-        """The spec goes through memory: a command line and an environment can be read by others."""
+    def _execute(self, lease: int, spec: dict[str, Any], fds: tuple[int, ...]) -> int:
+        """`fds`: stdout, stderr, words, and output files if there are any. The spec goes through memory: a command line
+        and an environment can be read by others.
+        """
         told = os.memfd_create("container", os.MFD_CLOEXEC)
         try:
             os.write(told, json.dumps(spec).encode("utf-8", "surrogatepass"))
             os.lseek(told, 0, os.SEEK_SET)
             actions = [
                 (os.POSIX_SPAWN_DUP2, told, 0),
-                (os.POSIX_SPAWN_DUP2, fds[0], 1),
-                (os.POSIX_SPAWN_DUP2, fds[1], 2),
-                (os.POSIX_SPAWN_DUP2, fds[2], WORDS_FD),
+                *((os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(fds, start=1)),
             ]
             script = str(Path(runner_main.__file__))
             argv = [sys.executable, "-I", "-S", "-X", "utf8", script, f"lease-{lease:d}"]

@@ -20,9 +20,10 @@ import time
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
-from dgpu.agent.containers.body import SECRETS_TARGET, WORDS_FD, create_body
+from dgpu.agent.containers.body import FILES_FD, SECRETS_TARGET, WORDS_FD, create_body
 from dgpu.agent.containers.bridge import OwnTerminal, copy_input, copy_pieces, copy_raw, in_thread, write_all
 from dgpu.agent.containers.engine import Engine, EngineDown, EngineError
+from dgpu.agent.containers.files import FilesRefused, send_container_files
 from dgpu.agent.containers.mounts import MountRefused, Pinned, is_unchanged, pin, pin_own
 from dgpu.agent.containers.pulling import ImageError, ensure_image
 from dgpu.agent.corral import group_of
@@ -71,13 +72,15 @@ class Runner:
             )  # Ctrl-C during a pull; later it goes to the program
         try:
             self._pin_mounts()
+            if self._spec.get("files"):  # first: words about the pull belong to the output, too
+                send_container_files(self._spec, FILES_FD)
             ensure_image(self._engine, self._spec, _note)
             container_id = self._create()
             self._start(container_id)
             return self._follow(container_id)
         except _StoppedError:
             return End("stopped", _ENGINE_FAILED, "stopped before its container ran")
-        except (MountRefused, ImageError) as error:
+        except (MountRefused, ImageError, FilesRefused) as error:
             return End("cannot_start", _ENGINE_FAILED, str(error))
         except EngineError as error:
             return _failure_of(error)

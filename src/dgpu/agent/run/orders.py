@@ -76,7 +76,7 @@ def spawn_order(
         surroundings = {}  # an image brings its own, and its loopback may be another one
     else:
         surroundings = surroundings | _around(order, person, detail.workdir, f"{work_dir}/{directory}")
-    given = (ports or TaskPorts()).give(order.lease_id, detail.ports, as_root=_is_root(person))
+    given = (ports or TaskPorts()).give(order.lease_id, detail.ports, **_may_have(container, person))
     extra = port_variables(given) | worker_variables(order, worker_dir)
     asked = {
         **_which_run(order, node_id),
@@ -107,8 +107,12 @@ def _around(order: RunOrder, person: Person | None, workdir: str, directory: str
     return server if person is None else server | _environment_of(person, workdir, directory)
 
 
-def _is_root(person: Person | None) -> bool:
-    return os.geteuid() == 0 and person is None
+def _may_have(container: dict[str, Any] | None, person: Person | None) -> dict[str, bool]:
+    """Which ports the program can listen on, as `TaskPorts.give` takes it."""
+    return {
+        "as_root": os.geteuid() == 0 and person is None,
+        "own_network": container is not None and container["network"] != "host",
+    }
 
 
 def _which_run(order: RunOrder, node_id: NodeId) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgpu.agent.frames import FILES_PROTOCOL
+from dgpu.agent.frames import CONTAINER_FILES_PROTOCOL, FILES_PROTOCOL
 from dgpu.agent.run.containers import NotHereError
 from dgpu.agent.run.runner import RunOrder
 from dgpu.core.model.ids import NodeId, parse_task_id, task_name
@@ -24,7 +24,7 @@ def files_order(
     patterns = {"output": detail.output_file, "errors": detail.error_file}
     if not any(patterns.values()):
         return None
-    if keeper_protocol < FILES_PROTOCOL:
+    if keeper_protocol < (CONTAINER_FILES_PROTOCOL if detail.image else FILES_PROTOCOL):
         raise NotHereError("this node's keeper is older and writes no output files; it ends with its tasks")
     array_id = parse_task_id(order.env.get("DGPU_ARRAY_ID", ""))
     values = {
@@ -39,4 +39,6 @@ def files_order(
         for name, pattern in patterns.items()
         if pattern and (not rank_of(order.attempt) or NODE_PATTERN in pattern.replace("%%", ""))
     }
+    if detail.image and any(".." in path.split("/") for path in written.values()):
+        raise ValueError("its output files would be outside of its directory")
     return {**written, "anew": attempt_of(order.attempt) == 1} if written else None

@@ -31,11 +31,16 @@ class TaskPorts:
     def of(self, lease_id: LeaseId) -> Mapping[int, int]:
         return self._given.get(lease_id, {})
 
-    def give(self, lease_id: LeaseId, asked: Sequence[int], *, as_root: bool) -> dict[int, int]:
+    def give(
+        self, lease_id: LeaseId, asked: Sequence[int], *, as_root: bool, own_network: bool = False
+    ) -> dict[int, int]:
         """Each port itself if it is free, else a free one. A repeated order gets the same ports.
 
-        `as_root`: the program may listen on ports below 1024. Raises ValueError if no port is free.
+        `as_root`: the program may listen on ports below 1024. `own_network`: of a container; all ports are free there.
+        Raises ValueError if no port is free.
         """
+        if own_network and lease_id not in self._given:
+            self._given[lease_id] = {port: port for port in asked}
         if lease_id not in self._given and asked:
             taken = {port for given in self._given.values() for port in given.values()}
             chosen: dict[int, int] = {}
