@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from building import START, cluster, do, finished, node, run_pass, task, tried
+from building import START, cluster, do, finished, node, run_pass, shape, task, tried
 from building.calls import call, with_workers
 from dgpu.core.commands import (
     CancelTasks,
@@ -27,22 +27,26 @@ from dgpu.core.commands import (
     SetSecret,
     SetService,
     SetTenant,
+    Tick,
 )
 from dgpu.core.events import Audited
+from dgpu.core.foresight.blockers import blockers_of
 from dgpu.core.foresight.explain import _in_words, explain
 from dgpu.core.foresight.sooner import sooner
 from dgpu.core.model.audit import AuditEntry
+from dgpu.core.model.demand import demand_of
 from dgpu.core.model.estimates import MAX_ESTIMATES, Estimate
 from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.secrets import Secret
 from dgpu.core.model.service import ServiceSpec
 from dgpu.core.model.settings import Settings
-from dgpu.core.model.task import Outcome, Pool, TaskStatus
+from dgpu.core.model.task import RUNS_CONTAINERS, Outcome, Pool, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.model.tokens import Token
 from dgpu.core.model.worker import MAX_LOAD_TIMES, LoadTime, learned
 from dgpu.core.rejections import UnknownArray
 from dgpu.core.rules.estimate import evicted
+from dgpu.core.rules.order import queue
 from dgpu.core.state import ClusterState
 
 MINUTE = 60_000
@@ -244,3 +248,94 @@ def test_the_estimate_that_was_used_last_the_longest_ago_is_evicted() -> None:
     estimates["oldest"] = one
     assert evicted(estimates, "new") == "oldest"
     assert evicted(estimates, "k1") is None
+
+
+# the queue, page by page
+
+
+def test_pages_of_the_queue_follow_each_other_with_ageing() -> None:
+    state = cluster(settings=Settings(ageing_ms=1_000))
+    do(state, node("n1"))
+    for number, priority in enumerate([50, 52, 51, 58, 50]):
+        do(state, task(priority=priority), START + number * 2_000)
+    everything = queue(state, limit=9)
+    assert everything == [4, 1, 2, 3, 5]
+    for place, task_id in enumerate(everything):
+        assert queue(state, limit=9, after=task_id) == everything[place + 1 :]
+
+
+# why a task fits nowhere
+
+
+def test_why_counts_nodes_without_a_container_engine_and_names_some() -> None:
+    label, _, (engine,) = RUNS_CONTAINERS
+    state = cluster(*[node(f"n{number}") for number in range(9)], node("busy", labels={label: engine}))
+    do(state, task(constraints=(RUNS_CONTAINERS,)))
+    run_pass(state)
+    first, _ = blockers_of(state, demand_of(shape(constraints=(RUNS_CONTAINERS,))))
+    assert first.numbers == {"nodes": 9, "named": "n0, n1, n2", "more": 6}
+    told = "9 nodes with room for it have no container engine that answers: n0, n1, n2 and 6 more"
+    assert (first.code, first.detail) == ("containers", told)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        (2, []),
+        (3, ["needs 3 nodes at once with room for 1 GPU each; 2 have it now"]),
+        (4, ["needs 4 nodes with room for one rank each; there are 3 such nodes"]),
+    ],
+)
+def test_why_of_a_gang_counts_the_nodes_with_room(nodes: int, told: list[str]) -> None:
+    state = cluster(node("n1"), node("n2"), node("n3"), task())
+    run_pass(state)
+    assert [each.detail for each in blockers_of(state, demand_of(shape(nodes=nodes)))] == told
+
+
+# what is forgotten, and when
+
+
+@pytest.mark.parametrize(
+    ("known_up_to", "forgotten"), [(0, []), (1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 3])]
+)
+def test_the_oldest_tasks_are_forgotten_that_are_too_many_and_in_the_history(
+    known_up_to: int, forgotten: list[int]
+) -> None:
+    state = cluster(node("n1", gpus=5), task(count=5), settings=Settings(memory_margin_mb=0, keep_finished=2))
+    run_pass(state)
+    ends = [START]
+    for lease_id in range(1, 6):
+        do(state, finished(lease_id))
+        ends.append(state.last_at)
+    do(state, Tick(history_at=ends[known_up_to]))
+    assert [task_id for task_id in range(1, 6) if task_id not in state.tasks] == forgotten
+
+
+@pytest.mark.parametrize(("after_ms", "left"), [(59_999, 1), (60_000, 0)])
+def test_a_task_is_forgotten_when_its_time_is_over(after_ms: int, left: int) -> None:
+    state = cluster(node("n1"), task(), settings=Settings(memory_margin_mb=0, keep_finished_ms=MINUTE))
+    run_pass(state)
+    do(state, finished(1))
+    at = state.last_at + after_ms
+    do(state, Tick(history_at=at), at)
+    assert len(state.tasks) == left
+
+
+# the time of a reservation of quota
+
+
+def test_memory_of_a_tenant_is_reserved_for_the_time_when_enough_leases_have_ended() -> None:
+    lab = Tenant(id="lab", max_gpu_memory_mb=5 * 4_096)
+    state = cluster(node("n1", gpus=8), settings=replace(RESERVING, tenants=(lab,)))
+    for minutes in (1, 2, 3):
+        do(
+            state,
+            task(1 if minutes == 3 else 2, tenant="lab", memory_mb=2_048, timeout_ms=minutes * MINUTE),
+            START,
+        )
+    assert run_pass(state, START) == [1, 2, 3]
+    do(state, task(2, tenant="lab", memory_mb=8_192, priority=80), START)
+    do(state, task(tenant="lab", memory_mb=2_048), START)
+    assert run_pass(state, START) == []
+    over_ms = 11_000  # kill grace and release
+    assert (state.reservations[4].places, state.reservations[4].at) == ((), START + 2 * MINUTE + over_ms)
