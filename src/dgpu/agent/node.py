@@ -68,6 +68,7 @@ from dgpu.agent.workers.words import (
     WorkerInput,
     WorkerOutput,
     WorkerSaid,
+    WorkerUnread,
 )
 from dgpu.core.model.ids import LeaseId, TaskId
 
@@ -121,7 +122,7 @@ NodeOutput = (
 )
 
 _LIVE = {LeaseState.RECEIVED, LeaseState.STARTING, LeaseState.RUNNING, LeaseState.STOPPING}
-_FOR_WORKERS = (WorkerSaid, WorkerHungUp, ArgumentsStored, ResultStored, CallOutputClosed)
+_FOR_WORKERS = (WorkerSaid, WorkerHungUp, WorkerUnread, ArgumentsStored, ResultStored, CallOutputClosed)
 _FOR_LIFECYCLE = (RunsListed, RunsStarted, RunsEnded, RunsFrozen, RunnerLost, GpusReleased, OutputStored)
 
 

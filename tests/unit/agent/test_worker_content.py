@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dgpu.agent.run.runner import RunsFrozen, RunsListed, RunsStarted
 from dgpu.agent.session_words import Received
 from dgpu.agent.workers import files
+from dgpu.agent.workers.host import WorkerHost
 from dgpu.agent.workers.machine import HELLO_MS
-from dgpu.agent.workers.words import ArgumentsStored, DeleteArguments, ResultStored
-from dgpu.core.model.ids import LeaseId
+from dgpu.agent.workers.output import MAX_WAITING_BYTES, CallOutputs
+from dgpu.agent.workers.words import (
+    ArgumentsStored,
+    ConnectWorker,
+    DeleteArguments,
+    ResultStored,
+    WorkerUnread,
+    WriteCallOutput,
+)
+from dgpu.core.model.ids import LeaseId, NodeId
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.worker import frames
 from worker_node import WORKER, Node, call, done, node_with_worker, start
@@ -67,6 +79,17 @@ def test_the_directory_of_a_worker_that_has_ended_is_told_apart_from_a_bad_file(
     assert not isinstance(refused.value, files.WorkerGone)
 
 
+def test_a_worker_that_is_not_read_because_the_disk_is_slow_is_not_silent() -> None:
+    """A disk that stands still for a while must not end workers and make their GPUs faulty."""
+    node = node_with_worker()
+    node.feed(WorkerUnread(lease_id=WORKER, is_unread=True)).wait(100_000)
+    assert node.stops() == []
+    node.feed(WorkerUnread(lease_id=WORKER, is_unread=False)).wait(29_500)
+    assert node.stops() == []
+    node.wait(1_000)
+    assert node.stops() == [(WORKER, 0)]
+
+
 def test_a_worker_that_is_frozen_before_its_hello_has_the_rest_of_its_time_afterwards() -> None:
     node = Node().feed(RunsListed(runs=())).connect()
     node.order(starts=[start()]).feed(RunsStarted(started=((WORKER, node.now_ms),)))
@@ -78,3 +101,30 @@ def test_a_worker_that_is_frozen_before_its_hello_has_the_rest_of_its_time_after
     assert node.stops() == []
     node.wait(2_000)
     assert node.stops() == [(WORKER, 0)]
+
+
+async def test_the_host_tells_when_it_stops_to_read_a_worker_and_reads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, told = threading.Event(), []
+    write = CallOutputs._carry_out
+    monkeypatch.setattr(CallOutputs, "_carry_out", lambda *given: (may_write.wait(), write(*given))[1])
+    server = await asyncio.start_unix_server(lambda *_: None, tmp_path / "s")
+    runner = SimpleNamespace(worker_address=lambda _: (str(tmp_path / "s"), os.geteuid()))
+    host = WorkerHost(
+        NodeId("n1"), output_dir=tmp_path, output_cap_bytes=1 << 30, uploads=None, feed=told.append
+    )
+    host.attach(runner)
+    host.carry_out(ConnectWorker(lease_id=WORKER))
+    await host._links[WORKER]._connecting
+    large = WriteCallOutput(lease_id=LEASE, worker_lease_id=WORKER, stream=1, data=b"x" * MAX_WAITING_BYTES)
+    host.carry_out(large)
+    await asyncio.sleep(0)
+    assert told == [WorkerUnread(lease_id=WORKER, is_unread=True)]
+    may_write.set()
+    async with asyncio.timeout(30):
+        while len(told) < 2:  # noqa: ASYNC110 - a thread writes
+            await asyncio.sleep(0.01)
+    assert told[1:] == [WorkerUnread(lease_id=WORKER, is_unread=False)]
+    await host.close()
+    server.close()

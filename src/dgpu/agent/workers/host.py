@@ -31,6 +31,7 @@ from dgpu.agent.workers.words import (
     TellWorker,
     WorkerInput,
     WorkerOutput,
+    WorkerUnread,
     WriteCallOutput,
 )
 from dgpu.core.model.ids import LeaseId, NodeId
@@ -68,8 +69,8 @@ class WorkerHost:
                 if (link := self._links.get(output.lease_id)) is not None:
                     link.tell(output.frames)
             case WriteCallOutput():
-                if not self._outputs.put(output) and output.worker_lease_id in self._links:
-                    self._links[output.worker_lease_id].pause()
+                if not self._outputs.put(output):
+                    self._pause(output.worker_lease_id)
             case CloseCallOutput() | DeleteCallOutput():
                 self._outputs.put(output)
             case FetchArguments():
@@ -102,9 +103,20 @@ class WorkerHost:
     def _address(self, lease_id: LeaseId) -> tuple[str, int] | None:
         return self._runner.worker_address(lease_id) if self._runner is not None else None
 
+    def _pause(self, lease_id: LeaseId) -> None:
+        link = self._links.get(lease_id)
+        if link is not None and link.pause():
+            self._tell_unread(lease_id, is_unread=True)
+
     def _resume(self) -> None:
-        for link in self._links.values():
-            link.resume()
+        for lease_id, link in self._links.items():
+            if link.resume():
+                self._tell_unread(lease_id, is_unread=False)
+
+    def _tell_unread(self, lease_id: LeaseId, *, is_unread: bool) -> None:
+        """Later: the machine may be in the middle of an input."""
+        told = WorkerUnread(lease_id=lease_id, is_unread=is_unread)
+        asyncio.get_running_loop().call_soon(self._feed, told)
 
     # -- content
 

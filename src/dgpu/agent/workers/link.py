@@ -38,16 +38,19 @@ class WorkerLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(b"".join(map(encode, frames)))
 
-    def pause(self) -> None:
-        """Until `resume`, the worker waits when its socket is full."""
-        if self._transport is not None and not self._is_paused:
+    def pause(self) -> bool:
+        """Until `resume`, the worker waits when its socket is full. Returns whether this is a change, like `resume`."""
+        is_change = self._transport is not None and not self._is_paused
+        if self._transport is not None and is_change:
             self._is_paused = True
             self._transport.pause_reading()
+        return is_change
 
-    def resume(self) -> None:
-        if self._transport is not None and self._is_paused:
+    def resume(self) -> bool:
+        is_change, self._is_paused = self._is_paused, False
+        if self._transport is not None and is_change:
             self._transport.resume_reading()
-        self._is_paused = False
+        return is_change
 
     def close(self) -> None:
         self._is_closed = True

@@ -40,6 +40,7 @@ from dgpu.agent.workers.words import (
     WorkerHungUp,
     WorkerInput,
     WorkerSaid,
+    WorkerUnread,
 )
 from dgpu.core.model.ids import GpuId, LeaseId
 from dgpu.core.model.task import Outcome
@@ -267,6 +268,8 @@ class Workers:
                     self._talk.on_said(worker, value.frames, now_ms)
             case WorkerHungUp():
                 return self._on_hung_up(value, now_ms)
+            case WorkerUnread():
+                self._on_unread(value, now_ms)
             case ArgumentsStored():
                 self._talk.on_arguments(value, now_ms)
             case ResultStored():
@@ -275,11 +278,16 @@ class Workers:
                 self.book.on_output_closed(value)
         return ()
 
+    def _on_unread(self, value: WorkerUnread, now_ms: int) -> None:
+        worker = self.book.workers.get(value.lease_id)
+        if worker is not None:
+            worker.is_unread, worker.heard_ms = value.is_unread, now_ms
+
     def _on_hung_up(self, value: WorkerHungUp, now_ms: int) -> tuple[RunEnd, ...]:
         worker = self.book.workers.get(value.lease_id)
         if worker is None:
             return ()
-        worker.is_linked = worker.is_greeted = False
+        worker.is_linked = worker.is_greeted = worker.is_unread = False
         worker.hello_by_ms = now_ms + worker.silence_ms
         self.book.drop_frames(worker)
         if worker.end is not None:
@@ -323,7 +331,7 @@ class Workers:
             if worker.hello_by_ms and now_ms >= worker.hello_by_ms:
                 self.book.end_worker(worker, "the worker did not answer on its socket in time")
             return
-        if now_ms - worker.heard_ms >= worker.silence_ms:
+        if not worker.is_unread and now_ms - worker.heard_ms >= worker.silence_ms:
             worker.down = f"no heartbeat for {worker.silence_ms / 1_000:g} s"
             fault = GpuFault(f"a worker on it gave {worker.down}", now_ms + FAULT_MS)
             self._faults |= dict.fromkeys(worker.gpu_ids, fault)

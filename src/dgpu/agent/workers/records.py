@@ -127,6 +127,7 @@ class NodeWorker:
         "is_adopted",
         "is_greeted",
         "is_linked",
+        "is_unread",
         "is_used",
         "lease_id",
         "leave_by_ms",
@@ -145,6 +146,7 @@ class NodeWorker:
         self.is_adopted = False  # from an earlier agent, and not greeted yet: its calls are unknown
         self.is_linked = False
         self.is_greeted = False
+        self.is_unread = False  # the host does not read its heartbeats
         self.ready = False
         self.models: dict[str, WorkerModel] = {}
         self.is_used = False  # since its state was sent

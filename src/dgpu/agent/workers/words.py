@@ -25,6 +25,13 @@ class WorkerHungUp(msgspec.Struct, frozen=True, kw_only=True):
     broken: str = ""  # how the worker broke the protocol; empty: it did not
 
 
+class WorkerUnread(msgspec.Struct, frozen=True, kw_only=True):
+    """The host does not read its frames, because the disk is behind with the output; or reads them again."""
+
+    lease_id: LeaseId
+    is_unread: bool
+
+
 class ArgumentsStored(msgspec.Struct, frozen=True, kw_only=True):
     """Answers FetchArguments."""
 
@@ -51,7 +58,7 @@ class CallOutputClosed(msgspec.Struct, frozen=True, kw_only=True):
     lost_bytes: int = 0  # the disk had no room for them
 
 
-WorkerInput = WorkerSaid | WorkerHungUp | ArgumentsStored | ResultStored | CallOutputClosed
+WorkerInput = WorkerSaid | WorkerHungUp | WorkerUnread | ArgumentsStored | ResultStored | CallOutputClosed
 
 # -- outputs
 
