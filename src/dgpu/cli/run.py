@@ -17,6 +17,7 @@ from dgpu.cli.following import OutputFollower, write_output
 from dgpu.cli.stdin import unread_input
 from dgpu.cli.uploading import with_uploads
 from dgpu.cli.waiting_notes import WaitNotes
+from dgpu.client.language import error_text
 
 if TYPE_CHECKING:
     from dgpu.client.sync import Client
@@ -64,7 +65,7 @@ def follow_task(client: Client, task_id: str, *, told: bool = False) -> int:
     if not told:
         _tell_of_input()  # the writer of the pipe may have been slow
     if ended.status != "success":
-        note(f"dgpu: {task_id} {ended.status}: {ended.error or ended.reason}")
+        note(f"dgpu: {task_id} {ended.status}: {error_text(ended.error) or ended.reason}")
     return task_code(ended)
 
 

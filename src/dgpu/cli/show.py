@@ -14,7 +14,7 @@ from dgpu.cli.formats import between, clock, duration, limit, memory, plural
 from dgpu.cli.output import print_document, print_fields
 from dgpu.cli.ps import far_of
 from dgpu.cli.why import reservation
-from dgpu.client.language import told
+from dgpu.client.language import error_text, told
 
 app = typer.Typer(add_completion=False)
 
@@ -112,6 +112,8 @@ def _program(task: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _plain(task: dict[str, Any], name: str) -> str:
     text = _text(task[name])
+    if name == "error":
+        return error_text(text)
     if name == "priority" and isinstance(task[name], str):
         return f"{text} ({task['priority_value']})"
     return text

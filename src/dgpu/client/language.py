@@ -25,6 +25,7 @@ LANGUAGES: Final = ("zh",)  # besides English
 
 _PART: Final = re.compile(r"\[([^\]]*)\]|\{(\w+)(?::(\w+))?\}")
 _HOLE: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
+_MAX_PARTS: Final = 3  # of an error, one in another
 _EMPTY: Final[tuple[Any, ...]] = (None, "", 0, False, [])
 
 
@@ -41,6 +42,8 @@ def told(section: Section, code: str, facts: Facts, english: str) -> str:
     """The text of a code in the user's language, or the English text."""
     if not (used := language()):
         return english
+    if section == "ended" and facts.get("error"):
+        facts = {**facts, "error": error_text(str(facts["error"]))}
     return fill(used, section, code, {"detail": english, **facts}) or english
 
 
@@ -67,10 +70,21 @@ def step_text(english: str) -> str:
     return _by_pattern(used, "step", english) if (used := language()) else english
 
 
-def _by_pattern(used: str, section: str, english: str) -> str:
+def error_text(english: str) -> str:
+    """Why a task ended, in the user's language. The keeper on the node and the core write it in parts, so the parts of
+    a text are looked up, too. Texts of programs stay as they are.
+    """
+    return _by_pattern(used, "error", english, within=_MAX_PARTS) if (used := language()) else english
+
+
+def _by_pattern(used: str, section: str, english: str, within: int = 0) -> str:
+    """`within`: how deep the parts of a text are translated, too."""
     for pattern, text in _patterns(used, section):
         if found := pattern.fullmatch(english):
-            return text.format(*found.groups())
+            parts = found.groups()
+            if within:
+                parts = tuple(_by_pattern(used, section, part, within - 1) for part in parts)
+            return text.format(*parts)
     return english
 
 

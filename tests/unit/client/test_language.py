@@ -10,7 +10,6 @@ import pathlib
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Iterator
 
 import pytest
 
@@ -352,40 +351,3 @@ def test_parts_of_a_description_are_taken_over() -> None:
     assert language.expected("zh", "a whole number from -2 to 5") == "-2 到 5 的整数"
     assert language.expected("zh", 'values like {"lr": [0.1, 0.01], "seed": "0-4"}').startswith('{"lr"')
     assert language.expected("zh", "something new") == "something new"
-
-
-def test_steps_of_services_are_translated(monkeypatch) -> None:
-    """Each text that the core writes about a service has a pattern."""
-    monkeypatch.setattr(language, "language", lambda: "zh")
-    written = [*steps_in("rules/replicas.py"), *steps_in("decide/services.py")]
-    assert len(written) >= 13
-    for english in written:
-        assert language.step_text(english) != english, f"no translation of {english!r}"
-    assert language.step_text("something new") == "something new"
-
-
-def steps_in(name: str) -> Iterator[str]:
-    """The f-strings with fixed words that are given to `noted`, also through a variable `text`."""
-    tree = ast.parse((SOURCES / "core" / name).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "noted":
-            yield from filled(node.args[2])
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "text":
-            yield from filled(node.value)
-
-
-def filled(node: ast.expr) -> Iterator[str]:
-    if isinstance(node, ast.JoinedStr):
-        parts = [each.value if isinstance(each, ast.Constant) else value_of(each) for each in node.values]
-        text = "".join(parts)
-        if not re.match(r"\d+ requests in progress", text):  # a part of the texts about another number
-            yield text
-
-
-def value_of(node: ast.expr) -> str:
-    said = ast.unparse(node.value) if isinstance(node, ast.FormattedValue) else ""
-    if "'not ready'" in said:
-        return "not ready"
-    if "_why_failed" in said:
-        return "not ready for 7 s"
-    return "3 requests in progress, 2 per replica" if said == "text" else "7"

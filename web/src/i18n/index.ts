@@ -11,6 +11,8 @@ const TABLES: Record<Language, Messages> = { en, zh };
 /** For texts that the scheduler writes in English. */
 const TEMPLATES: Record<Language, Table | null> = { en: null, zh: zhTemplates };
 
+const MAX_PARTS = 3; // of an error, one in another
+
 function chosen(): Language {
   try {
     const kept = localStorage.getItem("dgpu.language");
@@ -46,7 +48,9 @@ export function t(key: MessageKey, values: Record<string, string | number> = {})
 /** A text of the scheduler: from its code and facts in the viewer's language, or else as it was sent. */
 export function told(section: Section, code: string, facts: Facts, english: string): string {
   const table = TEMPLATES[language.value];
-  return (table && fill(table, section, code, { detail: english, ...facts })) ?? english;
+  if (!table) return english;
+  const shown = section === "ended" && typeof facts.error === "string" ? { ...facts, error: byPattern(table.error, facts.error, MAX_PARTS) } : facts;
+  return fill(table, section, code, { detail: english, ...shown }) ?? english;
 }
 
 export function problemText(problem: Problem): string {

@@ -5,7 +5,7 @@ import { duration, megabytes, type Units } from "../format";
 export type Facts = Readonly<Record<string, unknown>>;
 export type Section = "problem" | "field" | "blocker" | "change" | "alert" | "ended" | "advice";
 type Template = string | readonly Template[] | { readonly by: string; readonly cases: Readonly<Record<string, Template>> };
-export type Table = { readonly unit: Units; readonly expected: Readonly<Record<string, string>>; readonly step: Readonly<Record<string, string>>; readonly word: Readonly<Record<string, string>> } & { readonly [section in Section]: Readonly<Record<string, unknown>> };
+export type Table = { readonly unit: Units; readonly expected: Readonly<Record<string, string>>; readonly step: Readonly<Record<string, string>>; readonly error: Readonly<Record<string, string>>; readonly word: Readonly<Record<string, string>> } & { readonly [section in Section]: Readonly<Record<string, unknown>> };
 
 const PART = /\[([^\]]*)\]|\{(\w+)(?::(\w+))?\}/g;
 const HOLE = /\{(\w+)(?::(\w+))?\}/g;
@@ -84,22 +84,40 @@ const FORMATS: Record<string, (value: number, table: Table) => string> = {
   milli_percent: (value) => `${Number((value / 10).toPrecision(6))} %`,
 };
 
-/** Texts without a code: a pattern of the English text stands for it, `{}` is a part, `{0}` the first one. */
-export function byPattern(table: Readonly<Record<string, string>>, english: string): string {
-  const found = Object.entries(table).toSorted(([a], [b]) => fixed(b) - fixed(a));
-  for (const [pattern, text] of found) {
-    const parts = pattern.split(GAP).map((part) => unbraced(part).replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    const match = new RegExp(`^${parts.join("(.+?)")}$`, "s").exec(english);
+/**
+ * Texts without a code: a pattern of the English text stands for it, `{}` is a part, `{0}` the first one.
+ * `within`: how deep the parts of a text are looked up, too.
+ */
+export function byPattern(table: Patterns, english: string, within = 0): string {
+  for (const [pattern, text] of compiled(table)) {
+    const match = pattern.exec(english);
     if (!match) continue;
-    let next = 1;
-    const parted = text.replace(NUMBERED, (_, at: string) => match[Number(at) + 1] ?? "");
+    const parts = match.slice(1).map((part) => (within ? byPattern(table, part, within - 1) : part));
+    const parted = text.replace(NUMBERED, (_, at: string) => parts[Number(at)] ?? "");
     if (parted !== text) return unbraced(parted);
     return text
       .split(GAP)
-      .map((part, place) => (place ? (match[next++] ?? "") : "") + unbraced(part))
+      .map((part, place) => (place ? (parts[place - 1] ?? "") : "") + unbraced(part))
       .join("");
   }
   return english;
+}
+
+type Patterns = Readonly<Record<string, string>>;
+const known = new WeakMap<Patterns, [RegExp, string][]>();
+
+/** Those with the longest fixed text first. */
+function compiled(table: Patterns): [RegExp, string][] {
+  let made = known.get(table);
+  if (!made) {
+    const ordered = Object.entries(table).toSorted(([a], [b]) => fixed(b) - fixed(a));
+    made = ordered.map(([pattern, text]) => {
+      const parts = pattern.split(GAP).map((part) => unbraced(part).replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+      return [new RegExp(`^${parts.join("(.+?)")}$`, "s"), text];
+    });
+    known.set(table, made);
+  }
+  return made;
 }
 
 const NUMBERED = /\{(\d)\}/g;
