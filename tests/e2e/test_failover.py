@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import http.client
+import json
 import signal
+import subprocess
 import sys
 import time
 
@@ -19,6 +21,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASE_SECONDS = 5
 SERVICE = "/api/v1/services/web"
+WAITING = "/api/v1/tasks?status=pending&limit=1"
+JOB = """
+import json, os, pathlib, time
+import dgpu
+
+@dgpu.task(timeout=300, max_workers=1)
+def pid(home):
+    with (pathlib.Path(home) / "begun").open("a") as begun:
+        print(os.getpid(), file=begun)
+    while not (pathlib.Path(home) / "go").exists():
+        time.sleep(0.05)
+    return os.getpid()
+
+if __name__ == "__main__":
+    calls = [pid.submit(os.getcwd())]
+    pids = [calls[0].result()]
+    calls.append(pid.submit(os.getcwd()))
+    pids.append(calls[1].result())
+    print(json.dumps([[call.task_id for call in calls], pids]))
+"""
 
 
 @pytest.fixture
@@ -60,6 +82,35 @@ def answering(cluster, name):
     return service["replicas"][0]["task_id"] if is_served else None
 
 
+class Calls:
+    """A program that calls a function twice. The first call lasts until it is told to go on."""
+
+    def __init__(self, cluster):
+        self.home = cluster.home
+        (self.home / "job.py").write_text(JOB)
+        servers = ",".join(f"http://127.0.0.1:{port}" for port in cluster.http.values())
+        env = {**cluster.env, "DGPU_SERVER": servers, "PYTHONPATH": str(self.home)}
+        self.program = subprocess.Popen(
+            [sys.executable, str(self.home / "job.py")],
+            env=env,
+            stdout=subprocess.PIPE,
+            cwd=self.home,
+            text=True,
+        )
+        eventually(self.begun, "the first call to begin")
+
+    def begun(self):
+        found = self.home / "begun"
+        return found.read_text().split() if found.exists() else []
+
+    def finish(self):
+        """The ids of the calls, and the processes that ran them."""
+        (self.home / "go").touch()
+        out, _ = self.program.communicate(timeout=120)
+        assert self.program.returncode == 0
+        return json.loads(out)
+
+
 def all_ended(cluster, name):
     tasks = cluster.tasks(name)
     return tasks if all(status not in {"pending", "running"} for status in tasks.values()) else None
@@ -75,6 +126,7 @@ def test_killed_under_load_the_master_loses_nothing_and_its_tasks_continue(clust
     long = submit(cluster, "a", "sleep 300")
     until_running(cluster, "a", long)
     replica = serve(cluster, "a")
+    calls = Calls(cluster)
     submitter = Submitter(cluster, journal)
     submitter.start()
     more_acknowledged(submitter, "a", 20)
@@ -90,10 +142,17 @@ def test_killed_under_load_the_master_loses_nothing_and_its_tasks_continue(clust
     running = cluster.task("b", long)
     assert (running["status"], running["attempt"]) == ("running", 1)
     assert replica == eventually(lambda: answering(cluster, "b"), "the same replica behind b's proxy")
+    eventually(
+        lambda: cluster.ask("b", WAITING)[2]["total"] == 0, "no task to wait: an idle worker gives way", 180
+    )
+    called, pids = calls.finish()
+    assert [str(pid) for pid in pids] == calls.begun(), "each ran once"
+    assert len(set(pids)) == 1, "in the same process"
     assert cluster.ask("b", SERVICE, method="DELETE")[0] == 200
-    cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
+    worker = cluster.ask("b", "/api/v1/workers")[2]["workers"][0]["task_id"]
+    cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long, worker]})
     ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
-    assert set(ended) - {long, replica} == set(acknowledged)
+    assert set(ended) - {long, replica, worker, *called} == set(acknowledged)
     assert collections.Counter(ended[task_id] for task_id in acknowledged) == {"success": len(acknowledged)}
     assert overlaps(journal.read_text().splitlines()) == []
 
