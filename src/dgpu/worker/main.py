@@ -69,7 +69,7 @@ class Worker:
                 done = self._invoker.run(*begun)
                 self._output.flush()
                 signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            self._take_last_output()
+            self._station.take_output()
             desk.finish(done)
             self._station.flush()
         if not self._invoker.healthy:
@@ -103,14 +103,6 @@ class Worker:
                 self._models.evict_unused()
             return
         self._station.turn(seconds)
-
-    def _take_last_output(self) -> None:
-        """All that the call has printed comes before its end."""
-        self._station.turn(0)
-        while not self._station.reads_output:
-            self._station.turn(None)
-            if self._station.reads_output:
-                self._station.turn(0)
 
     def _end(self, code: int) -> int:
         deadline = time.monotonic() + _LAST_SECONDS

@@ -72,10 +72,6 @@ class Station:
     def unsent(self) -> int:
         return len(self._outgoing)
 
-    @property
-    def reads_output(self) -> bool:
-        return self._reads_output
-
     def send(self, frame: ToAgent) -> None:
         """Output is kept for the next agent, other frames are not: a new agent hears the present state."""
         with self._sending:
@@ -117,6 +113,13 @@ class Station:
         self._beat()
         self.flush()
         self._follow_output()
+
+    def take_output(self) -> None:
+        """All that was printed so far comes before the frames to follow. Waits for an agent that reads slowly."""
+        was_read = False
+        while not was_read:
+            was_read = self._reads_output  # at the begin of the turn: it may change at its end
+            self.turn(0 if was_read else None)
 
     def flush(self) -> None:
         """Sends frames, several in one call of the kernel, until the agent does not read fast enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import socket
 import sys
@@ -17,18 +18,35 @@ from dgpu.worker.station import Station
 FRAMES = 20_000
 
 
-class _NoOutput:
+class _OwnOutput:
     """Descriptors 1 and 2 of the test itself stay as they are."""
 
-    readers: dict[int, int] = {}  # noqa: RUF012
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.readers = {self.reader: 1}
+
+    def read(self, reader: int) -> bytes:
+        return os.read(reader, 1 << 20)
+
+    def close(self) -> None:
+        os.close(self.reader)
+        os.close(self.writer)
 
     def pass_on(self, _stream: int, data: bytes) -> None:
         raise AssertionError(data)
 
 
 @pytest.fixture
-def station(tmp_path: pathlib.Path) -> Station:
-    return Station(str(tmp_path / "s"), output=_NoOutput(), heartbeat_seconds=60.0)
+def output() -> Iterator[_OwnOutput]:
+    made = _OwnOutput()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def station(tmp_path: pathlib.Path, output: _OwnOutput) -> Station:
+    return Station(str(tmp_path / "s"), output=output, heartbeat_seconds=60.0)
 
 
 @contextlib.contextmanager
@@ -96,3 +114,33 @@ def test_a_signal_only_asks_and_the_next_turn_leaves(station: Station) -> None:
     assert (station.desk.leaving, station.desk.waiting) == (False, 1)
     station.turn(None)
     assert (station.desk.leaving, station.desk.waiting) == (True, 0)
+
+
+def test_the_last_output_of_a_call_is_taken_although_the_agent_was_slow_until_just_then(
+    station: Station, output: _OwnOutput, tmp_path: pathlib.Path
+) -> None:
+    """The pipes are not read while the agent is behind. That may change at the end of a turn, after the pipes."""
+    with connected(tmp_path) as agent:
+        agent.setblocking(False)
+        station.turn(1.0)
+        station.desk.receive(frames.Call(lease=1, entrypoint="a:b"))
+        station.desk.begin()
+        decoder, seen = frames.AgentDecoder(), []
+
+        def read_all() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    seen.extend(decoder.feed(agent.recv(1 << 18)))
+
+        while station._reads_output:
+            station.send(frames.Output(lease=1, stream=1, data=b"x" * 4_096))
+            station.flush()
+            station._follow_output()
+        os.write(output.writer, b"the last words")
+        station.desk.tick = read_all  # after the pipes, before the frames of the same turn
+        station.take_output()
+        for _ in range(10):
+            station.flush()
+            read_all()
+    printed = [each.data for each in seen if isinstance(each, frames.Output)]
+    assert printed[-1] == b"the last words"
