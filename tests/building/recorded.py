@@ -24,13 +24,14 @@ from dgpu.core.foresight.trial import try_quota
 from dgpu.core.foresight.whatif import lose, whatif
 
 FILE: Final = Path(__file__).parents[1] / "golden" / "worlds.json"
-SEEDS: Final = 24
+SEEDS: Final = 28
+SMALL: Final = 24  # the first worlds have 4 nodes, the others 24
 STEPS: Final = 80
 NOTED: Final = 10  # steps that share a number
 
 
 def decided(seed: int) -> list[int]:
-    world, found, mark = World(seed), [], 0
+    world, found, mark = World(seed, nodes=4 if seed < SMALL else 24), [], 0
     for command in world.begin():
         execute(world.state, command)
     for step in range(1, STEPS + 1):

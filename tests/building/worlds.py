@@ -55,14 +55,16 @@ from dgpu.core.model.worker import LoadedModel
 from dgpu.core.rules.replicas import Reading
 from dgpu.core.state import ClusterState
 
-NODES: Final = ("n1", "n2", "n3", "n4")
 APPS: Final = ("fast", "slow")
 MODELS: Final = ("", "m1", "m2")
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    """With many nodes, indexes answer where a small cluster is searched."""
+
+    def __init__(self, seed: int, nodes: int = 4) -> None:
         self.random = Random(seed)
+        self._names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.at = START
         self.state = ClusterState()
         self.settings = self._settings()
@@ -70,7 +72,7 @@ class World:
 
     def begin(self) -> Iterator[Command]:
         yield BeginEpoch(at=self.at, settings=self.settings)
-        for name in NODES:
+        for name in self._names:
             yield self._node(name)
 
     def step(self) -> Iterator[tuple[Command, Decision]]:
@@ -116,7 +118,7 @@ class World:
 
     def _submit(self) -> Iterator[Command]:
         asked = self._spec()
-        count = size(asked.array) if asked.array else self.random.randint(1, 4)
+        count = size(asked.array) if asked.array else self.random.randint(1, len(self._names))
         key = self.random.choice([*[""] * 12, "k1", "k2"])
         yield SubmitTasks(entries=((count, asked),), idempotency_key=key, fingerprint=str(count))
 
@@ -240,11 +242,11 @@ class World:
     def _register(self) -> Iterator[Command]:
         away = [
             name
-            for name in NODES
+            for name in self._names
             if name not in self.state.nodes or self.state.nodes[NodeId(name)].offline_since
         ]
         if away or self.random.random() < 0.2:
-            yield self._node(self.random.choice(away or NODES))
+            yield self._node(self.random.choice(away or self._names))
 
     def _observe(self) -> Iterator[Command]:
         random, known = self.random, sorted(self.state.gpus)

@@ -160,3 +160,14 @@ def test_a_task_uses_cpus_or_ram_that_a_reservation_needs_only_after_others_have
     assert list(state.reservations) == [2]
     do(state, task(1, models=("T4",), timeout_ms=60 * MINUTE, **host))
     assert run_pass(state) == [3]
+
+
+# many nodes
+
+
+def test_a_task_finds_the_one_node_of_many_that_has_its_cpus_or_none() -> None:
+    nodes = [node(f"n{number:02}", gpus=2, cpus=2) for number in range(20)]
+    state = cluster(*nodes, node("roomy", gpus=2, cpus=8))
+    do(state, task(cpus=5, count=2))
+    assert run_pass(state) == [1]
+    assert state.tasks[1].node_id == "roomy"
