@@ -69,6 +69,12 @@ def clock(value: str | datetime | None, now: datetime | None = None) -> str:
     return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
+def period(start: str, end: str, now: datetime | None = None) -> str:
+    """`10:00:00 to 11:00:00`; `2026-10-19 15:34:06 to today 15:34:06`."""
+    first, last = clock(start, now), clock(end, now)
+    return f"{first} to {'today ' if ' ' in first and ' ' not in last else ''}{last}"
+
+
 def since(value: str | datetime | None, now: datetime | None = None) -> float | None:
     at = moment(value)
     if at is None:

@@ -9,7 +9,7 @@ from dgpu.cli.arguments import parse_duration, parse_ids
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import CliFailure, ExitCode, note
 from dgpu.cli.flags import Flags, flags_of
-from dgpu.cli.formats import clock, in_our_zone, memory, plural
+from dgpu.cli.formats import in_our_zone, memory, period, plural
 from dgpu.cli.output import Column, Row, print_rows, repeat
 from dgpu.cli.sparks import highest, mean, spark
 from dgpu.wire.task_names import parse_named
@@ -129,7 +129,7 @@ def _show(cluster: dict[str, Any], answer: dict[str, Any], metric: str, flags: F
     print_rows(document, rows, _columns(metric), "gpu", flags)
     if flags.is_table:
         note(
-            f"{clock(answer['since'])} to {clock(answer['until'])}, a point every {cluster['step_seconds']} s; "
+            f"{period(answer['since'], answer['until'])}, a point every {cluster['step_seconds']} s; "
             f"· means: no data."
         )
 

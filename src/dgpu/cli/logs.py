@@ -109,7 +109,8 @@ def _show(
 def _nothing(found: TaskAnswer, attempt: int | None) -> str:
     """Explains empty output. Lost or unreachable output is an error instead."""
     why = waiting(found.blockers, found.waiting) or found.status
-    state = why if found.status == "pending" else f"it is {found.status}"
+    ended = "it is running" if found.status == "running" else f"it has ended ({found.status})"
+    state = why if found.status == "pending" else ended
     if attempt is not None and attempt != found.attempt:
         return f"Attempt {attempt} of {found.task_id} has written nothing."
     return f"{found.task_id} has written nothing{' yet' if found.status == 'running' else ''}: {state}"

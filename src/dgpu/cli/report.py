@@ -9,7 +9,7 @@ import typer
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.failures import note
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration, in_our_zone, memory, plural
+from dgpu.cli.formats import clock, duration, in_our_zone, memory, period, plural
 from dgpu.cli.output import Column, Row, print_rows
 
 app = typer.Typer(add_completion=False)
@@ -134,7 +134,7 @@ def _show(answer: dict[str, Any], keys: list[str], flags: Any) -> None:
         )
     print_rows(answer, rows, columns, keys[0], flags)
     if flags.is_table:
-        note(f"{clock(answer['since'])} to {clock(answer['until'])}" + ("" if rows else ": no task ran."))
+        note(f"{period(answer['since'], answer['until'])}" + ("" if rows else ": no task ran."))
         begins = answer["history_since"]
         if begins is not None and begins > answer["since"]:
             note(f"The history begins at {clock(begins)}: tasks that ended earlier are not counted.")

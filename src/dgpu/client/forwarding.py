@@ -58,6 +58,8 @@ class Forwarder:
             try:
                 async with self._room:
                     await self._serve(port, reader, writer)
+            except asyncio.CancelledError:
+                return  # the loop ends: asyncio would report a handler that was cancelled
             finally:
                 writer.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -105,3 +105,11 @@ def test_a_time_without_a_zone_is_in_ours(monkeypatch) -> None:
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_a_period_over_several_days_names_the_day_of_its_end() -> None:
+    now = datetime(2026, 11, 18, 15, 0, tzinfo=UTC)
+    today, before = now.isoformat(), (now - timedelta(days=30)).isoformat()
+    assert f" to today {formats.clock(today, now)}" in formats.period(before, today, now)
+    assert "today" not in formats.period(today, today, now)
+    assert "today" not in formats.period(before, before, now)

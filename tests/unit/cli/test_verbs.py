@@ -140,14 +140,14 @@ def test_show_hides_what_is_empty_and_tells_the_rest(dgpu, server):
     ("facts", "flags", "told"),
     [
         ({"status": "pending", "waiting": "needs 1 GPU"}, (), "task-3 has written nothing: needs 1 GPU"),
-        ({"status": "cancelled"}, (), "task-3 has written nothing: it is cancelled"),
+        ({"status": "cancelled"}, (), "task-3 has written nothing: it has ended (cancelled)"),
         ({"status": "running", "attempt": 2}, (), "task-3 has written nothing yet: it is running"),
         (
             {"status": "running", "attempt": 2},
             ("--attempt", "1"),
             "Attempt 1 of task-3 has written nothing.",
         ),
-        ({"status": "success", "attempt": 1}, (), "task-3 has written nothing: it is success"),
+        ({"status": "success", "attempt": 1}, (), "task-3 has written nothing: it has ended (success)"),
     ],
 )
 def test_logs_say_that_nothing_was_written(dgpu, server, facts, flags, told):
