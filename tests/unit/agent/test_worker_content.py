@@ -14,6 +14,7 @@ from dgpu.agent.run.runner import RunsFrozen, RunsListed, RunsStarted
 from dgpu.agent.session_words import Received
 from dgpu.agent.workers import files
 from dgpu.agent.workers.host import WorkerHost
+from dgpu.agent.workers.link import WorkerLink
 from dgpu.agent.workers.machine import HELLO_MS
 from dgpu.agent.workers.output import MAX_WAITING_BYTES, CallOutputs
 from dgpu.agent.workers.words import (
@@ -21,6 +22,8 @@ from dgpu.agent.workers.words import (
     ConnectWorker,
     DeleteArguments,
     ResultStored,
+    WorkerHungUp,
+    WorkerSaid,
     WorkerUnread,
     WriteCallOutput,
 )
@@ -127,4 +130,19 @@ async def test_the_host_tells_when_it_stops_to_read_a_worker_and_reads_again(
             await asyncio.sleep(0.01)
     assert told[1:] == [WorkerUnread(lease_id=WORKER, is_unread=False)]
     await host.close()
+    server.close()
+
+
+async def test_a_socket_of_another_user_is_not_heard(tmp_path: Path) -> None:
+    told: list[WorkerSaid | WorkerHungUp] = []
+    hello = frames.encode(frames.Hello(protocol=1, pid=5))
+    server = await asyncio.start_unix_server(lambda _, writer: writer.write(hello), tmp_path / "s")
+    link = WorkerLink(WORKER, str(tmp_path / "s"), os.geteuid() + 1, told.append)
+    async with asyncio.timeout(30):
+        while not told:  # noqa: ASYNC110 - a connection
+            await asyncio.sleep(0.01)
+    (ended,) = told
+    assert isinstance(ended, WorkerHungUp)
+    assert ended.broken == f"its socket belongs to user {os.geteuid()}, not to user {os.geteuid() + 1}"
+    link.close()
     server.close()

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
+from typing import cast
 
 from dgpu.agent.workers.words import WorkerHungUp, WorkerSaid
 from dgpu.core.model.ids import LeaseId
@@ -61,6 +62,11 @@ class WorkerLink(asyncio.Protocol):
 
     # -- called by asyncio
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Nothing is read before the check."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._check_user(self._transport)
+
     def data_received(self, data: bytes) -> None:
         try:
             frames = self._decoder.feed(data)
@@ -86,9 +92,7 @@ class WorkerLink(asyncio.Protocol):
         while True:
             with contextlib.suppress(OSError):
                 self._decoder, self._is_paused = AgentDecoder(), False
-                transport, _ = await loop.create_unix_connection(lambda: self, self._path)
-                self._transport = transport
-                self._check_user(transport)
+                await loop.create_unix_connection(lambda: self, self._path)
                 return
             await asyncio.sleep(pause)
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
