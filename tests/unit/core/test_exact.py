@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from building import START, cluster, do, finished, gpu, gpus_of, node, run_pass, task
+from building import START, cluster, do, finished, gpu, gpus_of, node, run_pass, spec, task
 from building.calls import app, call, returned, with_workers
-from dgpu.core.commands import CancelTasks, RunPass
+from dgpu.core.commands import CancelTasks, RunPass, SetService
 from dgpu.core.decide.submit import is_history_behind
 from dgpu.core.events import TaskStopRequested, TypicalChanged
 from dgpu.core.foresight.explain import explain
@@ -17,13 +17,14 @@ from dgpu.core.index.bookings import Booking
 from dgpu.core.model.ids import GpuId
 from dgpu.core.model.quota import Quota, QuotaMode
 from dgpu.core.model.reservation import Place, Reservation
+from dgpu.core.model.service import ServiceSpec
 from dgpu.core.model.settings import Placement, Settings
-from dgpu.core.model.task import Outcome, TaskStatus
+from dgpu.core.model.task import Outcome, Restart, TaskStatus
 from dgpu.core.model.tenant import Tenant
 from dgpu.core.refusals import NoWorker
 from dgpu.core.rules.durations import UNKNOWN
 from dgpu.core.rules.openings import Times, opening_in, taken_by
-from dgpu.core.rules.workers import no_worker
+from dgpu.core.rules.workers import no_worker, workers_wanted
 from dgpu.core.state import ClusterState
 
 MINUTE = 60_000
@@ -171,3 +172,36 @@ def test_a_task_finds_the_one_node_of_many_that_has_its_cpus_or_none() -> None:
     do(state, task(cpus=5, count=2))
     assert run_pass(state) == [1]
     assert state.tasks[1].node_id == "roomy"
+
+
+# workers and services
+
+
+@pytest.mark.parametrize(("workers", "waiting", "wanted"), [(1, 9, 0), (1, 10, 2), (2, 19, 0), (2, 20, 1)])
+def test_an_app_gets_workers_once_its_waiting_calls_take_as_long_as_the_start_of_one(
+    workers: int, waiting: int, wanted: int
+) -> None:
+    """Calls of 100 ms, and a start of a second."""
+    of = app(max_workers=3)
+    state = with_workers(cluster(node("n1", gpus=4), call(of, count=workers)))
+    run_pass(state)
+    state.apps["job"] = replace(state.apps["job"], runs=10, run_us=100_000)
+    first = state.next_task_id
+    do(state, call(of, count=waiting))
+    assert workers_wanted(state, state.queue.line_of(state.tasks[first]), state.last_at) == wanted
+
+
+def test_a_new_generation_of_a_service_begins_without_the_failures_of_the_last() -> None:
+    state = cluster(node("n1"))
+    serves = ServiceSpec(task=spec(restart=Restart.ALWAYS), port=80)
+    do(state, SetService(tenant_id="default", name="web", spec=serves))
+    (key,) = state.services
+    state.services[key] = replace(state.services[key], failures=2, retry_at=START + MINUTE)
+    do(
+        state,
+        SetService(
+            tenant_id="default", name="web", spec=replace(serves, task=spec(restart=Restart.ALWAYS, cpus=1))
+        ),
+    )
+    after = state.services[key]
+    assert (after.generation, after.previous_generation, after.failures, after.retry_at) == (2, 1, 0, 0)
