@@ -51,6 +51,7 @@ RULES = Settings(
     keep_finished=4,
     keep_finished_ms=2_000,
     worker_idle_ms=5_000,
+    worker_turn_ms=1_000,
     max_models_per_gpu=1,
 )
 APPS = (

@@ -332,13 +332,14 @@ class CallReturned(Event, frozen=True, array_like=True, tag=True):
 
 
 class WorkerChanged(Event, frozen=True, array_like=True, tag=True):
-    """The node of a worker reports its state."""
+    """The node of a worker reports its state, or the worker is to take no more calls."""
 
     task_id: TaskId
     lease_id: LeaseId
     ready: bool
     models: tuple[LoadedModel, ...] = ()
     down: str = ""  # its process gave no sign of life, and is being ended
+    retires_for: TaskId = NO_TASK
 
 
 class CallsFailed(Event, frozen=True, array_like=True, tag=True):

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dgpu.core.model.ids import NodeId, TaskId, TenantId
+from dgpu.core.model.ids import NO_TASK, NodeId, TaskId, TenantId
 from dgpu.core.model.task import Pool
 
 
@@ -146,6 +146,7 @@ class NoWorker(Refusal, frozen=True, kw_only=True):
     failures: int = 0  # workers in a row that ended before they were ready
     error: str = ""  # of the last of them
     eligible_at: int = 0  # no new worker before this time
+    retires_for: TaskId = NO_TASK  # a worker takes no more calls, because this task waits for its GPU
 
 
 class WorkersBusy(Refusal, frozen=True, kw_only=True):

@@ -135,6 +135,7 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     """Workers of function calls."""
 
     idle_seconds: _Seconds = 600
+    turn_seconds: _Seconds = 600
     result_ttl_seconds: _Seconds = 86_400
     result_mb: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
 

@@ -296,6 +296,7 @@ def _settings(config: SchedulerConfig) -> Settings:
         reservations=config.backfill.reservations,
         share_enforcement=config.sharing.enforce,
         worker_idle_ms=_ms(config.worker.idle_seconds),
+        worker_turn_ms=_ms(config.worker.turn_seconds),
     )
 
 

@@ -152,7 +152,8 @@ def _worker(fields: Fields) -> Facts:
         {"name": model["name"], "loading": model.get("loading", False)}
         for model in msgspec.to_builtins(fields["models"])
     ]
-    return shown({**fields, "models": models})
+    retires_for = fields["retires_for"]
+    return shown({**fields, "models": models, "retires_for": task_name(retires_for) if retires_for else ""})
 
 
 def _gang(fields: Fields) -> Facts:

@@ -143,7 +143,9 @@ def _settings(world: World, has_calls: bool) -> Settings:
     settings = Settings(default_timeout_ms=0, max_timeout_ms=0)
     if world.chance.random() >= 0.5:
         settings = replace(settings, keep_finished=3, keep_finished_ms=5_000)
-    return replace(settings, worker_idle_ms=20_000, max_models_per_gpu=1) if has_calls else settings
+    if has_calls:
+        settings = replace(settings, worker_idle_ms=20_000, worker_turn_ms=15_000, max_models_per_gpu=1)
+    return settings
 
 
 def _is_at_rest(scheduler: SchedulerHost, workload: Workload, nodes: list[NodeHost]) -> bool:

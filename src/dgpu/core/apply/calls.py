@@ -109,7 +109,12 @@ def apply_worker_changed(state: ClusterState, event: WorkerChanged) -> None:
     for model in event.models:
         _learn(state, known.get(model.name), model, event.at)
     state.workers[event.task_id] = replace(
-        worker, ready=event.ready, models=event.models, down=event.down, idle_since=idle_since
+        worker,
+        ready=event.ready,
+        models=event.models,
+        down=event.down,
+        idle_since=idle_since,
+        retires_for=event.retires_for,
     )
     app = state.apps[worker.app_id]
     if event.ready and (app.failures or app.error):

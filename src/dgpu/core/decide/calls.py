@@ -76,7 +76,13 @@ def _changed(state: ClusterState, report: WorkerReport, at: int) -> WorkerChange
     if told == (worker.ready, worker.down, _but_for_use(worker.models)):
         return None
     return WorkerChanged(
-        at=at, task_id=lease.task_id, lease_id=lease.id, ready=report.ready, models=models, down=down
+        at=at,
+        task_id=lease.task_id,
+        lease_id=lease.id,
+        ready=report.ready,
+        models=models,
+        down=down,
+        retires_for=worker.retires_for,
     )
 
 

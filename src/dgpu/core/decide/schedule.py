@@ -37,6 +37,7 @@ from dgpu.core.rules.overtaken import overtaken
 from dgpu.core.rules.place import claim_of_spots, granted, granted_slot, place
 from dgpu.core.rules.reclaim import stops_due
 from dgpu.core.rules.reservations import keep_reservations, reserve, slot_level
+from dgpu.core.rules.retiring import retires
 from dgpu.core.rules.workers import find_worker, look_again
 from dgpu.core.state import ClusterState
 
@@ -50,12 +51,12 @@ _GUARANTEE: Final = Scope.GUARANTEE
 class Pass:
     """Each event is applied before the next line is tried."""
 
-    __slots__ = ("at", "events", "full", "settled", "state")
+    __slots__ = ("at", "events", "full", "looks_at_turns", "settled", "state")
 
     def __init__(self, state: ClusterState, command: RunPass) -> None:
         self.state = state
         self.at = command.at
-        self.full = command.full
+        self.full = self.looks_at_turns = command.full
         self.settled = False  # no event was applied since
         self.events: list[Event] = []
 
@@ -72,6 +73,8 @@ class Pass:
                 if state.workers:
                     self._apply(surplus_workers(state, at))
                     self._apply(tuple(gives_way(state, at)))
+                    if self.looks_at_turns:
+                        self._apply(tuple(retires(state, at)))
                 break
             placed += self._try(line)
         if state.workers:

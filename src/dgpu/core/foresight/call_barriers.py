@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dgpu.core.foresight.blockers import Blocker, blocker, plural
 from dgpu.core.index.line import Line
+from dgpu.core.model.ids import task_name
 from dgpu.core.model.lease import Lease
 from dgpu.core.refusals import NoWorker, Refusal, WaitsForWarm, WorkersBusy
 from dgpu.core.rules.workers import find_worker
@@ -70,6 +71,8 @@ def _no_worker(refusal: NoWorker, at: int) -> Blocker:
         detail = f"{plural(refusal.waiting, 'worker')} for it {waits} for a GPU"
     else:
         detail = "a worker for it is submitted in the next pass"
+    if refusal.retires_for:
+        detail = f"its worker takes no more calls, because {task_name(refusal.retires_for)} waits for the GPU; {detail}"
     return blocker(
         "no_worker",
         detail,

@@ -62,3 +62,4 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     max_tenant_keys: int = 500_000  # the same for each tenant
     share_enforcement: str = "report"  # or kill: for a task that exceeds its reservation on a shared GPU
     worker_idle_ms: int = 600_000  # a worker without calls is stopped after this time
+    worker_turn_ms: int = 600_000  # so long a worker and a task that waits for its GPU take no turns

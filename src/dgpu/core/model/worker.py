@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from dgpu.core.model.ids import TaskId
+from dgpu.core.model.ids import NO_TASK, TaskId
 from dgpu.core.model.settings import Settings
 
 MAX_MODELS: Final = 64  # that one worker may report
@@ -36,6 +36,7 @@ class Worker(
     models: tuple[LoadedModel, ...] = ()  # sorted by name
     idle_since: int = 0  # 0: not ready, leaving, or a call has a slot of it
     down: str = ""  # why its node gave it up; its process is being ended
+    retires_for: TaskId = NO_TASK  # while this task waits, the worker takes no more calls
 
 
 class LoadTime(

@@ -40,27 +40,13 @@ class _WithoutIdle(Cluster):
 
 def gives_way(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
     """Serves the first waiting lines in order. Workers that leave already count first."""
-    idle, leaving = _idle(state), _leaving(state)
+    idle, leaving = idle_leases(state), leaving_leases(state)
     if not idle:
         return
-    for line in _waiting(state):
+    for line in waiting_lines(state):
         if not idle:
             return
-        refusal = admit(state, line, line.claim, access_of(state, line, line.head, at))
-        scope = Scope.ROOM if refusal is None else refusal.scope
-        own = state.tasks[line.head].worker_of
-        usable = {
-            lease_id: lease
-            for lease_id, lease in idle.items()
-            if not own or state.tasks[lease.task_id].worker_of != own
-        }
-        if scope is Scope.ROOM:
-            victims = _for_room(state, line, usable, leaving, at)
-        elif scope in _SCOPES:
-            victims = _for_quota(state, line, scope, usable, leaving)
-        else:
-            continue
-        for lease in victims:
+        for lease in needed(state, line, idle, leaving, at):
             del idle[lease.id]
             yield TaskStopRequested(
                 at=at,
@@ -72,7 +58,26 @@ def gives_way(state: ClusterState, at: int) -> Iterator[TaskStopRequested]:
             )
 
 
-def _idle(state: ClusterState) -> dict[LeaseId, Lease]:
+def needed(
+    state: ClusterState, line: Line, idle: dict[LeaseId, Lease], leaving: dict[LeaseId, Lease], at: int
+) -> list[Lease]:
+    """Those of the idle workers that would have to leave for the line. None leaves for a worker of its own app."""
+    refusal = admit(state, line, line.claim, access_of(state, line, line.head, at))
+    scope = Scope.ROOM if refusal is None else refusal.scope
+    own = state.tasks[line.head].worker_of
+    usable = {
+        lease_id: lease
+        for lease_id, lease in idle.items()
+        if not own or state.tasks[lease.task_id].worker_of != own
+    }
+    if scope is Scope.ROOM:
+        return _for_room(state, line, usable, leaving, at)
+    if scope in _SCOPES:
+        return _for_quota(state, line, scope, usable, leaving)
+    return []
+
+
+def idle_leases(state: ClusterState) -> dict[LeaseId, Lease]:
     """Leases of idle workers, the one that has been idle the longest first."""
     workers = sorted(
         (worker.idle_since, worker.task_id) for worker in state.workers.values() if worker.idle_since
@@ -81,7 +86,7 @@ def _idle(state: ClusterState) -> dict[LeaseId, Lease]:
     return {lease.id: lease for lease in leases}
 
 
-def _leaving(state: ClusterState) -> dict[LeaseId, Lease]:
+def leaving_leases(state: ClusterState) -> dict[LeaseId, Lease]:
     found: dict[LeaseId, Lease] = {}
     for task_id in state.workers:
         lease = state.leases.get(state.tasks[task_id].lease_id)
@@ -90,7 +95,7 @@ def _leaving(state: ClusterState) -> dict[LeaseId, Lease]:
     return found
 
 
-def _waiting(state: ClusterState) -> list[Line]:
+def waiting_lines(state: ClusterState) -> list[Line]:
     """Lines with a task that may be placed, in order. The bed of a line shows an earlier refusal: another rule may
     refuse it by now.
     """

@@ -16,11 +16,12 @@ from typing import Final, NamedTuple
 
 from dgpu.core.index.line import Line
 from dgpu.core.model.app import App
-from dgpu.core.model.ids import LeaseId
+from dgpu.core.model.ids import NO_TASK, LeaseId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import TaskStatus
 from dgpu.core.model.worker import Worker
 from dgpu.core.refusals import NoWorker, Refusal, WaitsForWarm, WorkersBusy
+from dgpu.core.rules.retiring import retires_for
 from dgpu.core.state import ClusterState
 
 MAX_QUEUED: Final = 64  # calls at one worker
@@ -56,7 +57,7 @@ def seats(state: ClusterState, app: App, at: int) -> list[Seat]:
     found: list[Seat] = []
     for task_id in state.crews.by_app[app.id].workers:
         worker = state.workers[task_id]
-        if not worker.ready or worker.down:
+        if not worker.ready or worker.down or retires_for(state, worker):
             continue
         task = state.tasks[task_id]
         lease = state.leases.get(task.lease_id)
@@ -96,9 +97,11 @@ def find_worker(state: ClusterState, line: Line, at: int) -> Lease | Refusal:
 def no_worker(state: ClusterState, app: App) -> NoWorker:
     tasks = [state.tasks[task_id] for task_id in state.crews.by_app[app.id].workers]
     waiting = sum(task.status is TaskStatus.PENDING for task in tasks)
+    retired = retiring(state, app)
     return NoWorker(
-        starting=len(tasks) - waiting,
+        starting=len(tasks) - waiting - len(retired),
         waiting=waiting,
+        retires_for=retired[0] if retired else NO_TASK,
         failures=app.failures,
         error=app.error,
         eligible_at=app.eligible_at,
@@ -109,7 +112,7 @@ def workers_busy(state: ClusterState, app: App, ready: list[Seat]) -> WorkersBus
     return WorkersBusy(
         workers=len(ready),
         limit=app.max_workers,
-        starting=len(state.crews.by_app[app.id].workers) - len(ready),
+        starting=len(state.crews.by_app[app.id].workers) - len(ready) - len(retiring(state, app)),
         run_ms=run_ms(app),
         overdue=sum([seat.overdue for seat in ready]),
     )
@@ -134,7 +137,17 @@ def workers_wanted(state: ClusterState, line: Line, at: int) -> int:
     waiting = calls_waiting(line)
     if able and app.runs and waiting * max(MIN_RUN_US, app.run_us) // able < START_MS * 1_000:
         return 0
-    return max(0, min(app.max_workers - staying, waiting - (staying - len(ready))))
+    starting = staying - len(ready) - len(retiring(state, app))
+    return max(0, min(app.max_workers - staying, waiting - starting))
+
+
+def retiring(state: ClusterState, app: App) -> list[TaskId]:
+    """The waiting tasks for which workers of the app take no more calls."""
+    return [
+        task_id
+        for worker in state.crews.by_app[app.id].workers
+        if (task_id := retires_for(state, state.workers[worker]))
+    ]
 
 
 def calls_waiting(line: Line) -> int:
