@@ -53,9 +53,11 @@ async def test_an_engine_that_lacks_acknowledged_groups_is_refused(tmp_path: Pat
         assert mark is not None
         ahead = msgspec.structs.replace(mark, index=mark.index + 1, last_task=mark.last_task + 1)
         AcknowledgedMark(tmp_path / "a").note(ahead)
-        with pytest.raises(LostTail, match=f"acknowledged records group {ahead.index}"):
+        with pytest.raises(LostTail, match=f"acknowledged records group {ahead.index}") as refused:
             await member.start()
             await member.serving
+        assert "The engine does not have them either" in str(refused.value)
+        assert "accept-lost-tail" not in str(refused.value)
         assert MemoryEngine(shared).head().index == mark.index
     finally:
         await member.end()

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from dgpu.core.commands import StepServices
 from dgpu.core.model.ids import LeaseId, NodeId, TaskId
+from dgpu.service.loop.failures import NotMaster, OutcomeUnknown
 from dgpu.service.proxy.routes import Route
 from dgpu.service.services import watch
 from dgpu.service.task_channels import ChannelRefused
@@ -67,3 +69,27 @@ def test_a_node_that_is_away_says_nothing_about_its_replicas(code, reading) -> N
 
     found = asyncio.run(run()).readings.get(ROUTE.task_id)
     assert (None if found is None else found.ok) is reading
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(NotMaster(), []), (OutcomeUnknown(), []), (ValueError("a bug"), ["services_step_failed"])],
+)
+async def test_a_lost_leadership_is_no_fault_of_a_service(monkeypatch, error, said) -> None:
+    monkeypatch.setattr(watch, "STEP_SECONDS", 0.0)
+    core, second = Core(), asyncio.Event()
+
+    async def fail_once(command: StepServices) -> None:
+        core.steps.append(command)
+        if len(core.steps) == 1:
+            raise error
+        second.set()
+
+    monkeypatch.setattr(core, "execute", fail_once)
+    service_watch = watch.ServiceWatch(core, Near(), SimpleNamespace(role="master"))
+    with capture_logs() as logs:
+        running = asyncio.create_task(service_watch.run())
+        await second.wait()
+        running.cancel()
+        service_watch.close()
+    assert [line["event"] for line in logs] == said

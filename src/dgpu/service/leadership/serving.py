@@ -194,7 +194,7 @@ class _Life:
         """Recovered from local segments, and following."""
         options, began_s = self._options, time.monotonic()
         gc.disable()
-        start = Start(options.data_dir, accept_lost_tail=False)
+        start = Start(options.data_dir, accept_lost_tail=False, is_shared=True)
         mark = AcknowledgedMark(options.data_dir)
         candidacy = Candidacy(
             self._engine, journal, _candidate(self._shared), lambda groups: _follow(parts, groups)

@@ -19,7 +19,7 @@ from dgpu.service.machine.inputs import Begin
 from dgpu.service.machine.outputs import CommittedGroup, Contradicted
 from dgpu.service.recovery import cluster_file
 from dgpu.service.recovery.cluster_file import KnownCluster, write_known
-from dgpu.service.recovery.witnesses import check_cluster, check_state, explained, look_outside
+from dgpu.service.recovery.witnesses import ALONE, SHARED, check_cluster, check_state, explained, look_outside
 
 _log = structlog.get_logger("dgpu.server")
 
@@ -30,8 +30,10 @@ class Start:
     With an engine, its journal recovers, and a second check follows when the local copy has all groups.
     """
 
-    def __init__(self, directory: Path, *, accept_lost_tail: bool) -> None:
+    def __init__(self, directory: Path, *, accept_lost_tail: bool, is_shared: bool = False) -> None:
+        """`is_shared`: an engine has the journal, so a loss cannot be accepted here."""
         self._directory = directory
+        self._advice = SHARED if is_shared else ALONE
         self._may_accept = accept_lost_tail
         self._outside = look_outside(directory)
         self._accepted = False
@@ -60,7 +62,7 @@ class Start:
             check_cluster(self._directory, state, self._outside)
             return
         try:
-            check_state(self._directory, state, index, self._outside)
+            check_state(self._directory, state, index, self._outside, self._advice)
         except LostTail:
             if not self._may_accept:
                 raise

@@ -19,6 +19,14 @@ from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.recovery.cluster_file import CLUSTER_NAME, KnownCluster, read_known
 
 _SHOWN = 20  # ids in a message
+ALONE = (
+    "Restore the missing part of the directory if a copy of it exists. To continue without it: "
+    "`dgpu scheduler --accept-lost-tail`, or `dgpu up --accept-lost-tail`. Nothing was changed."
+)
+SHARED = (
+    "The engine does not have them either. It may have been restored from an older copy, or be another one: check its "
+    "addresses and the prefix. To continue without these groups, move the directory away and start with an empty one."
+)
 
 
 class Witness(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,18 +93,26 @@ def check_cluster(directory: Path, state: ClusterState, outside: Outside) -> Non
             )
 
 
-def check_state(directory: Path, state: ClusterState, index: int, outside: Outside) -> None:
+def check_state(
+    directory: Path, state: ClusterState, index: int, outside: Outside, advice: str = ALONE
+) -> None:
     """Compares the recovered state with all witnesses. Raises LostTail or ForeignState."""
     check_cluster(directory, state, outside)
     for witness in outside.witnesses:
         if witness.epoch > state.epoch or witness.last_task >= state.next_task_id:
-            raise explained(directory, index, outside, state=state)
+            raise explained(directory, index, outside, state=state, advice=advice)
     if max(state.epoch, outside.epoch) >= MAX_EPOCH:
         raise JournalError(f"epoch {MAX_EPOCH} is the last one: this cluster cannot start another")
 
 
 def explained(
-    directory: Path, index: int, outside: Outside, *, state: ClusterState | None = None, at_least: int = 0
+    directory: Path,
+    index: int,
+    outside: Outside,
+    *,
+    state: ClusterState | None = None,
+    at_least: int = 0,
+    advice: str = ALONE,
 ) -> LostTail:
     """Names the lost groups and tasks as far as they are known, and the next step. `state`: the readable part."""
     next_task_id = 0 if state is None else state.next_task_id
@@ -119,10 +135,7 @@ def explained(
             f"latest groups, which were acknowledged, are missing."
         ),
         *_names(lost),
-        (
-            "Restore the missing part of the directory if a copy of it exists. To continue without it: "
-            "`dgpu scheduler --accept-lost-tail`, or `dgpu up --accept-lost-tail`. Nothing was changed."
-        ),
+        advice,
     ]
     return LostTail(str(directory), 0, "\n".join(lines), index=index, known=max(outside.index, at_least))
 

@@ -19,6 +19,7 @@ from dgpu.core.model.service import ServiceSpec
 from dgpu.core.rules.replicas import Reading
 from dgpu.core.state import ClusterState
 from dgpu.service.leadership.standing import Standing
+from dgpu.service.loop.failures import NotMaster, OutcomeUnknown
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.proxy.app import Proxy
 from dgpu.service.proxy.routes import Route, runs_of
@@ -57,6 +58,8 @@ class ServiceWatch:
                 continue
             try:
                 await self.step()
+            except (NotMaster, OutcomeUnknown):  # the leadership was lost: the next master takes the step
+                continue
             except Exception:  # noqa: BLE001 - a fault in one step must not end all services
                 _log.exception("services_step_failed")
 
