@@ -68,6 +68,8 @@ def test_people_and_agents_use_tls(cluster, monkeypatch):
     cluster.good("serve", "--name", "web", "-G", "1", "--", f"exec {' '.join(program)}")
     eventually(lambda: json.loads(cluster.good("services", "show", "web", "-o", "json").out)["ready"], "web")
     assert status_of(path, "web--default.apps.test", port) == 200
+    long = cluster.dgpu("serve", "--name", "web", "-A", "t" * 60, "--", "true")
+    assert (long.code, "at most 63" in long.err) == (2, True), long
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
     assert asyncio.run(count_nodes(f"https://127.0.0.1:{cluster.http}")) == 1
     pair = cluster.home / "scheduler" / "ca" / "https.pem"
