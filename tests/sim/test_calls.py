@@ -17,7 +17,7 @@ from dgpu.core.state import ClusterState
 from dgpu.sim.checkers import Violation
 from dgpu.sim.simulate import simulate
 
-SEEDS = 8
+SEEDS = 5
 CAUGHT_WITHIN = 30
 
 

@@ -20,7 +20,7 @@ from integration.agent.test_agent_workers import call, directory_of_socket, star
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 6
+ROUNDS = 4
 CALLS = 4
 
 
