@@ -10,6 +10,7 @@ from dgpu.core.events import TaskStopRequested
 from dgpu.core.model.quota import Quota, QuotaMode, Reclaim
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
+from dgpu.core.rules.reclaim import _Seeker
 
 STOP = Settings(
     memory_margin_mb=0, quota=Quota(online_ppm=1_000_000, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP)
@@ -64,3 +65,11 @@ def test_a_stop_that_a_later_one_makes_needless_is_not_made() -> None:
     do(state, task(count=2, pool=Pool.ONLINE))
     stops = [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
     assert stops == [3]
+
+
+@pytest.mark.parametrize(("spare_milli", "taken"), [(499, False), (500, True)])
+def test_a_share_may_take_exactly_the_rest_of_its_quota(spare_milli: int, taken: bool) -> None:
+    state = cluster(node("n1"), task(pool=Pool.ONLINE, share=0.5))
+    (card,) = state.rooms.by_node["n1"].cards.values()
+    seeker = _Seeker(state, 1, state.queue.line_of(state.tasks[1]), spare_milli)
+    assert seeker.takes(card) is taken
