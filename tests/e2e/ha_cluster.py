@@ -154,13 +154,18 @@ class HaCluster:
     def tasks(self, name):
         found, cursor = {}, ""
         while True:
-            told = self.ask(name, f"/api/v1/tasks?limit=500{cursor}")
-            assert told is not None
-            assert told[0] == 200, told[2]
-            found |= {task["task_id"]: task["status"] for task in told[2]["tasks"]}
-            if not told[2].get("next_cursor"):
+            page = eventually(lambda at=cursor: self._page(name, at), f"{name} to list its tasks")
+            found |= {task["task_id"]: task["status"] for task in page["tasks"]}
+            if not page.get("next_cursor"):
                 return found
-            cursor = f"&cursor={told[2]['next_cursor']}"
+            cursor = f"&cursor={page['next_cursor']}"
+
+    def _page(self, name, cursor):
+        """None: the engine has not answered for long, as on a busy machine, so the list would be too old."""
+        told = self.ask(name, f"/api/v1/tasks?limit=500{cursor}")
+        assert told is not None
+        assert told[0] == 200 or told[2]["code"] == "too_stale", told[2]
+        return told[2] if told[0] == 200 else None
 
 
 class Submitter(threading.Thread):
