@@ -67,6 +67,23 @@ def test_a_stop_that_a_later_one_makes_needless_is_not_made() -> None:
     assert stops == [3]
 
 
+def test_one_pass_asks_for_all_stops_that_are_due() -> None:
+    """Batch holds six GPUs and owns two. Four are stopped for: one, one, and a lease of two, whose second GPU is for
+    the fourth online task. It is served although no more GPUs are borrowed by then.
+    """
+    quota = Quota(online_ppm=666_667, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP)
+    nodes = [node(name, gpus=3) for name in ("a", "b")]
+    state = cluster(*nodes, task(2, count=2), settings=Settings(memory_margin_mb=0, quota=quota))
+    lease(1, on="a")(state)
+    lease(2, on="b")(state)
+    do(state, task(count=2), at=state.last_at + 1_000)
+    assert run_pass(state) == [3, 4]
+    do(state, task(count=4, pool=Pool.ONLINE))
+    stops = [event.task_id for event in do(state, RunPass()) if isinstance(event, TaskStopRequested)]
+    assert sorted(stops) == [2, 3, 4]
+    assert not do(state, RunPass())
+
+
 @pytest.mark.parametrize(("spare_milli", "taken"), [(499, False), (500, True)])
 def test_a_share_may_take_exactly_the_rest_of_its_quota(spare_milli: int, taken: bool) -> None:
     state = cluster(node("n1"), task(pool=Pool.ONLINE, share=0.5))

@@ -189,7 +189,7 @@ def _planned(
             stops += [_stop(lease, task_id, at) for lease in victims]
             has_surplus = has_surplus or sum([lease.gpu_milli for lease in victims]) > milli
             plan.claims.setdefault(line.account.tenant_id, []).append(line.claim)
-        if plan.left_milli <= 0 or spare <= 0:
+        if spare <= 0:  # without `left_milli`, a task may still get the rest of a stopped lease
             break
     return _Planned(tuple(stops), helped, has_surplus)
 
