@@ -35,6 +35,7 @@ PODMAN_SOCKET = "/run/podman/podman.sock"
 _ENGINE_SECONDS = 5.0
 FEW_FILES = 1_024  # leaves few connections, because the scheduler reserves files for itself
 _LITTLE_MB, _TOO_LITTLE_MB = 2_048, 200
+_APPLIES = f"for tasks with a Unix user of their own: {isolation.KEY}"
 
 
 class Verdict(enum.StrEnum):
@@ -339,10 +340,10 @@ def _boundaries() -> Iterator[Check]:
         advice = "Needed only for several users: run the agent as root."
         yield _ok("isolation", f"nothing can be enforced between users here: {found.not_isolated}. {advice}")
     elif missing:
-        detail = f"enforced: {', '.join(found.enforced)}; not enforced: {', '.join(missing)}"
+        detail = f"can be enforced: {', '.join(found.enforced)}; not: {', '.join(missing)} ({_APPLIES})"
         yield _warn("isolation", detail, "Needs control groups of version 2 and a kernel with eBPF filters.")
     else:
-        yield _ok("isolation", f"enforced: {', '.join(found.enforced)}")
+        yield _ok("isolation", f"can be enforced: {', '.join(found.enforced)} ({_APPLIES})")
 
 
 def _uids() -> Iterator[Check]:
