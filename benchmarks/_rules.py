@@ -35,7 +35,7 @@ def settings(gpus: int, placement: Placement, reservations: int) -> Settings:
         4: {"weight_milli": 500, "gpu_hours_milli": 10**12},
     }
     return Settings(
-        most_waiting=10_000_000,
+        max_waiting=10_000_000,
         placement=placement,
         reservations=reservations,
         quota=Quota(mode=QuotaMode.STRICT),

@@ -267,7 +267,7 @@ def _cluster(
     nodes: int, placement: Placement = Placement.BALANCED, reservations: int = RESERVATIONS
 ) -> ClusterState:
     state = ClusterState()
-    settings = Settings(most_waiting=10_000_000, placement=placement, reservations=reservations)
+    settings = Settings(max_waiting=10_000_000, placement=placement, reservations=reservations)
     execute(state, BeginEpoch(at=1, settings=settings))
     _register(state, nodes)
     return state

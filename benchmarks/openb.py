@@ -122,7 +122,7 @@ def cluster(nodes: list[dict[str, str]]) -> ClusterState:
     rules = Settings(
         placement=Placement.PACK,
         memory_margin_mb=0,
-        most_leases=1_000_000,
+        max_leases=1_000_000,
         quota=Quota(online_ppm=0),
         max_timeout_ms=0,
     )

@@ -38,7 +38,7 @@ class Liking:
         shape, here = self.shape, [each for each in self.state.leases.values() if each.node_id == node.id]
         if node.draining or node.offline_since or node.unconfirmed_since:
             return None
-        if len(here) >= self.state.settings.most_leases:
+        if len(here) >= self.state.settings.max_leases:
             return None
         labels = {**node.labels, "node": node.id}
         if any((labels.get(label) in values) is not wanted for label, wanted, values in shape.constraints):

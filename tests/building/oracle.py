@@ -103,8 +103,8 @@ class Oracle:
             return True
         if tenant.max_gpus is not None and self.held.get(name, 0) + milli > 1_000 * tenant.max_gpus:
             return False
-        most_mb = tenant.max_gpu_memory_mb
-        if most_mb is not None and self.held_mb.get(name, 0) + memory_mb > most_mb:
+        max_mb = tenant.max_gpu_memory_mb
+        if max_mb is not None and self.held_mb.get(name, 0) + memory_mb > max_mb:
             return False
         usage = self.state.usages.get(name)
         return (

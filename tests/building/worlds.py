@@ -286,7 +286,7 @@ class World:
             placement=random.choice(list(Placement)),
             reservations=random.choice([0, 1, 4, 8]),
             ageing_ms=random.choice([0, 10_000]),
-            most_leases=random.choice([4, 64]),
+            max_leases=random.choice([4, 64]),
             keep_finished=10,
             keep_finished_ms=200_000,
             idempotency_ms=400_000,

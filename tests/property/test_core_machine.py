@@ -56,8 +56,8 @@ RULES = Settings(
     keep_finished=4,
     keep_finished_ms=2_000,
     idempotency_ms=3_000,
-    most_waiting=40,
-    most_leases=5,
+    max_waiting=40,
+    max_leases=5,
 )
 
 specs = st.builds(

@@ -45,7 +45,7 @@ RULES = HealthRules(
     parole_runs=2,
     parole_ms=1_000,
     failures_in_a_row=2,
-    most_quarantines=2,
+    max_quarantines=2,
     window_ms=5_000,
 )
 

@@ -69,7 +69,7 @@ steps = st.one_of(
 
 def begun(placement: Placement) -> tuple[ClusterState, list[Event]]:
     state = ClusterState()
-    rules = Settings(placement=placement, memory_margin_mb=MARGIN_MB, most_leases=8)
+    rules = Settings(placement=placement, memory_margin_mb=MARGIN_MB, max_leases=8)
     journal = [*do(state, BeginEpoch(at=1, settings=rules))]
     for number, name in enumerate(NODES):
         cards = tuple(

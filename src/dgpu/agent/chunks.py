@@ -125,7 +125,7 @@ def extent(directory: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def read_at(directory: Path, offset: int, most_bytes: int) -> tuple[int, bytes]:
+def read_at(directory: Path, offset: int, max_bytes: int) -> tuple[int, bytes]:
     """Bytes from `offset` on, or from the first kept byte if `offset` was deleted. Empty at the end."""
     starts = _starts(directory)
     for number, start in enumerate(starts):
@@ -136,7 +136,7 @@ def read_at(directory: Path, offset: int, most_bytes: int) -> tuple[int, bytes]:
         try:
             with (directory / f"{start:016d}").open("rb") as file:
                 file.seek(begin - start)
-                found = file.read(most_bytes)
+                found = file.read(max_bytes)
         except OSError:
             continue  # deleted meanwhile
         if found or following is None:

@@ -58,9 +58,9 @@ class Door:
         frames = self._receive(1)
         return Arrived(frames, left=not self.connected)
 
-    def _receive(self, most_reads: int) -> list[Frame]:
+    def _receive(self, max_reads: int) -> list[Frame]:
         frames: list[Frame] = []
-        for _ in range(most_reads):
+        for _ in range(max_reads):
             if self._agent is None:
                 break
             try:

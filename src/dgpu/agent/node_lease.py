@@ -114,8 +114,8 @@ def adopted_order(run: KnownRun) -> RunOrder:
         task_id=run.task_id,
         attempt=run.attempt,
         gpu_ids=run.gpu_ids,
-        gpu_memory_mb=run.most_mb,
-        kill_outgrown=run.most_mb > 0,
+        gpu_memory_mb=run.max_mb,
+        kill_outgrown=run.max_mb > 0,
         nonce=run.nonce,
         cluster_id=run.cluster_id,
     )

@@ -56,9 +56,9 @@ def after_fault(end: RunEnd, order: RunOrder, *, peak_mb: int, xid: int, card_mb
     """The driver has no error number for exhausted memory. A program that fails with a driver error while it holds all
     its memory counts as out of memory.
     """
-    most_mb = order.gpu_memory_mb or card_mb
+    max_mb = order.gpu_memory_mb or card_mb
     failed = end.outcome is Outcome.SIGNALED or (end.outcome is Outcome.EXITED and end.exit_code != 0)
-    if not failed or not most_mb or peak_mb * 100 < most_mb * _FULL_PERCENT:
+    if not failed or not max_mb or peak_mb * 100 < max_mb * _FULL_PERCENT:
         return end
-    error = f"Xid {xid} of the driver while it held {peak_mb} of {most_mb} MB"
+    error = f"Xid {xid} of the driver while it held {peak_mb} of {max_mb} MB"
     return replace(end, outcome=Outcome.OUT_OF_MEMORY, error=error)

@@ -272,7 +272,7 @@ def _settings(config: SchedulerConfig) -> Settings:
         max_retry_delay_ms=_ms(rules.max_retry_delay_seconds),
         keep_finished=rules.keep_finished_tasks,
         keep_finished_ms=_ms(rules.keep_finished_seconds),
-        most_waiting=rules.max_waiting_tasks,
+        max_waiting=rules.max_waiting_tasks,
         max_unsaved=rules.max_unsaved_tasks,
         max_keys=rules.max_idempotency_keys,
         max_tenant_keys=rules.max_idempotency_keys_per_tenant,
@@ -310,7 +310,7 @@ def _health(section: HealthSection) -> HealthRules:
         parole_runs=section.parole_runs,
         parole_ms=_ms(section.parole_seconds),
         failures_in_a_row=section.failures_in_a_row,
-        most_quarantines=section.max_quarantines,
+        max_quarantines=section.max_quarantines,
         window_ms=_ms(section.quarantine_window_seconds),
     )
 

@@ -44,8 +44,8 @@ _DAY_MS = 86_400_000
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    most_bytes: int = 10 << 30
-    most_age_ms: int = 30 * _DAY_MS
+    max_bytes: int = 10 << 30
+    max_age_ms: int = 30 * _DAY_MS
 
 
 def pack_covered(directory: Path, covered_index: int) -> list[Path]:
@@ -74,8 +74,8 @@ def prune(directory: Path, retention: Retention, *, now_ms: int) -> list[Path]:
     segments = archived_segments(directory)
     removed: list[Path] = []
     while segments:
-        is_too_much = total_bytes > retention.most_bytes
-        if not is_too_much and not _is_too_old(directory, segments, now_ms - retention.most_age_ms):
+        is_too_much = total_bytes > retention.max_bytes
+        if not is_too_much and not _is_too_old(directory, segments, now_ms - retention.max_age_ms):
             break
         oldest = segments.pop(0)
         doomed = [oldest.path, *_states_before(directory, oldest.last_index or 0)]

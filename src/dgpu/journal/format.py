@@ -122,13 +122,13 @@ def _refuse_if_a_record_follows(view: memoryview, bad: int, expected: int, epoch
     Only the header decides: the header of a later record is written only after this record was synced. An index or
     epoch that cannot follow is chance, or text inside a payload (ours hold no NUL, which each header does).
     """
-    most_index = expected + (len(view) - bad) // HEADER_BYTES
+    max_index = expected + (len(view) - bad) // HEADER_BYTES
     content = bytes(view[bad:])
     place = content.find(MAGIC, 1)
     while place >= 0:
         if (bad + place) % ALIGNMENT == 0:
             header = _header_at(view, bad + place)
-            if header is not None and header[1] >= epoch and expected <= header[2] <= most_index:
+            if header is not None and header[1] >= epoch and expected <= header[2] <= max_index:
                 raise CorruptJournal(
                     file,
                     bad,

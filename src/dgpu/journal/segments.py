@@ -198,17 +198,17 @@ class JournalTail:
         self._segment: Segment | None = None
         self._offset = 0
 
-    def read(self, *, upto_index: int, most_groups: int) -> list[Group]:
-        """The next groups, at most `most_groups` and about 8 MiB of them; empty when `upto_index` is reached."""
+    def read(self, *, upto_index: int, max_groups: int) -> list[Group]:
+        """The next groups, at most `max_groups` and about 8 MiB of them; empty when `upto_index` is reached."""
         if self._segment is None and self._index < upto_index:
             self._find_place()
         groups: list[Group] = []
         read_bytes = 0
-        while self._segment is not None and self._index < upto_index and len(groups) < most_groups:
+        while self._segment is not None and self._index < upto_index and len(groups) < max_groups:
             if read_bytes >= _MAX_READ_BYTES:
                 break
             before = self._offset
-            found = self._read_chunk(self._segment, upto_index, most_groups - len(groups))
+            found = self._read_chunk(self._segment, upto_index, max_groups - len(groups))
             groups += found
             read_bytes += self._offset - before
             if not found:
@@ -239,7 +239,7 @@ class JournalTail:
         self._segment, self._offset = Segment(path=path, first_index=self._index + 1), 0
 
     def _read_chunk(
-        self, segment: Segment, upto_index: int, most_groups: int, *, decode: bool = True
+        self, segment: Segment, upto_index: int, max_groups: int, *, decode: bool = True
     ) -> list[Group]:
         groups: list[Group] = []
         size = _CHUNK_BYTES
@@ -250,7 +250,7 @@ class JournalTail:
                 file.seek(self._offset)
                 content = memoryview(file.read(size))
                 place = 0
-                while self._index < upto_index and len(groups) < most_groups:
+                while self._index < upto_index and len(groups) < max_groups:
                     record = record_at(content, place)
                     if record is None or record.index != self._index + 1:
                         break

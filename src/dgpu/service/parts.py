@@ -161,7 +161,7 @@ def _follower_settings(options: ServiceOptions) -> FollowerSettings:
     return FollowerSettings(
         snapshot_interval_ms=options.snapshot_interval_ms,
         retention=Retention(
-            most_bytes=options.journal_retention_bytes, most_age_ms=options.journal_retention_ms
+            max_bytes=options.journal_retention_bytes, max_age_ms=options.journal_retention_ms
         ),
         telemetry_bytes=options.telemetry_retention_bytes,
         telemetry_age_ms=options.telemetry_retention_ms,

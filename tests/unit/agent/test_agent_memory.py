@@ -80,7 +80,7 @@ def test_what_outgrows_its_reservation_is_stopped_at_the_second_look() -> None:
 
 def test_a_task_that_an_agent_adopted_may_not_outgrow_its_reservation_either() -> None:
     machine = Lifecycle(grace_ms=7_000)
-    run = KnownRun(lease_id=L1, task_id=TaskId(1), attempt=1, gpu_ids=(GPU,), started_at_ms=5, most_mb=4_096)
+    run = KnownRun(lease_id=L1, task_id=TaskId(1), attempt=1, gpu_ids=(GPU,), started_at_ms=5, max_mb=4_096)
     machine.on_input(RunsListed(runs=(run,)), 10)
     assert machine.on_input(seen(5_000), 20) == []
     stop = StopOrder(lease_id=L1, grace_ms=7_000, cause=Outcome.OUT_OF_MEMORY)

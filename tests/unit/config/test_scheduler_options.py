@@ -74,7 +74,7 @@ def test_every_key_that_matters_reaches_the_service() -> None:
         max_timeout_ms=1,
         retry_delay_ms=2_000,
         max_retry_delay_ms=3_000,
-        most_waiting=4,
+        max_waiting=4,
         keep_finished=5,
         keep_finished_ms=6_000,
         quota=Quota(online_ppm=250_000, mode=QuotaMode.BORROW, reclaim=Reclaim.STOP),

@@ -33,7 +33,7 @@ RULES = HealthRules(
     check_timeout_ms=2_000,
     parole_ms=50_000,
     parole_runs=2,
-    most_quarantines=2,
+    max_quarantines=2,
     window_ms=100_000,
 )
 SETTINGS = Settings(health=RULES)

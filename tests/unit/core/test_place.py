@@ -93,7 +93,7 @@ def test_tasks_without_gpus_are_spread_over_the_nodes() -> None:
 
 
 def test_a_node_takes_a_bounded_number_of_tasks_that_ask_for_nothing() -> None:
-    state = cluster(node("n1"), task(0, count=5), settings=Settings(most_leases=3))
+    state = cluster(node("n1"), task(0, count=5), settings=Settings(max_leases=3))
     assert run_pass(state) == [1, 2, 3]
     do(state, finished(2))
     assert run_pass(state) == [4]

@@ -125,7 +125,7 @@ def test_an_online_service_may_ask_for_no_limit() -> None:
 
 
 def test_the_queue_has_a_bound_and_a_batch_goes_in_whole_or_not_at_all() -> None:
-    state = cluster(task(count=3), settings=Settings(most_waiting=4))
+    state = cluster(task(count=3), settings=Settings(max_waiting=4))
     assert tried(state, task(count=2)) == QueueFull(waiting=3, submitted=2, limit=4)
     do(state, task())
     assert state.waiting_count == 4

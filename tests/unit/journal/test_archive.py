@@ -93,13 +93,13 @@ def test_the_archive_stays_within_its_bytes_oldest_first(written) -> None:
         snapshot_at(directory, cluster, index)
     pack_covered(directory, 10**9)
     packed = archived_segments(directory)
-    most_bytes = sum(path.stat().st_size for path in (directory / "archive").iterdir()) // 2
-    removed = prune(directory, Retention(most_bytes=most_bytes), now_ms=0)
+    max_bytes = sum(path.stat().st_size for path in (directory / "archive").iterdir()) // 2
+    removed = prune(directory, Retention(max_bytes=max_bytes), now_ms=0)
     left = archived_segments(directory)
     assert 0 < len(left) < len(packed)
     assert left == packed[-len(left) :]
     assert packed[0].path in removed
-    assert sum(path.stat().st_size for path in (directory / "archive").iterdir()) <= most_bytes
+    assert sum(path.stat().st_size for path in (directory / "archive").iterdir()) <= max_bytes
 
 
 def test_the_archive_stays_within_its_days(written) -> None:
@@ -109,11 +109,11 @@ def test_the_archive_stays_within_its_days(written) -> None:
     packed = archived_segments(directory)
     ended_at = first_at(packed[3])
     assert ended_at is not None
-    prune(directory, Retention(most_age_ms=2 * DAY_MS), now_ms=ended_at + 2 * DAY_MS)
+    prune(directory, Retention(max_age_ms=2 * DAY_MS), now_ms=ended_at + 2 * DAY_MS)
     assert archived_segments(directory) == packed[2:], "the third one ended within the two days"
     last_at = first_at(live_segments(directory)[0])
     assert last_at is not None
-    prune(directory, Retention(most_age_ms=2 * DAY_MS), now_ms=last_at + 2 * DAY_MS + 1)
+    prune(directory, Retention(max_age_ms=2 * DAY_MS), now_ms=last_at + 2 * DAY_MS + 1)
     assert archived_segments(directory) == []
 
 
@@ -135,7 +135,7 @@ def test_a_segment_of_unknown_age_is_kept(written) -> None:
     packed = archived_segments(directory)
     packed[1].path.write_bytes(b"damaged")
     assert first_at(packed[1]) is None
-    assert prune(directory, Retention(most_age_ms=1), now_ms=10**15) == []
+    assert prune(directory, Retention(max_age_ms=1), now_ms=10**15) == []
 
 
 def test_a_replay_begins_where_the_archive_does(written) -> None:
@@ -144,7 +144,7 @@ def test_a_replay_begins_where_the_archive_does(written) -> None:
     for index in (60, 100, 110):
         snapshot_at(directory, cluster, index)
         pack_covered(directory, min(index, 60))
-    prune(directory, Retention(most_bytes=0), now_ms=0)
+    prune(directory, Retention(max_bytes=0), now_ms=0)
     base = earliest_state(directory)
     assert base.index > 0
     assert latest_state(directory, upto_index=base.index - 1) is None

@@ -345,14 +345,14 @@ def test_a_reader_beside_the_writer_sees_what_is_committed_and_no_more(tmp_path)
     for index, group in enumerate(cluster.groups, start=1):
         journal.append(1, index, encode_group(group))
         if index % 7 == 0:
-            seen += tail.read(upto_index=index - 1, most_groups=3)
+            seen += tail.read(upto_index=index - 1, max_groups=3)
             assert len(seen) <= index - 1
-    while more := tail.read(upto_index=len(cluster.groups), most_groups=50):
+    while more := tail.read(upto_index=len(cluster.groups), max_groups=50):
         seen += more
     journal.close()
     assert [tuple(group.events) for group in seen] == cluster.groups
     late = JournalTail(tmp_path, after_index=len(cluster.groups) - 2)
-    assert [group.index for group in late.read(upto_index=len(cluster.groups), most_groups=9)] == [
+    assert [group.index for group in late.read(upto_index=len(cluster.groups), max_groups=9)] == [
         len(cluster.groups) - 1,
         len(cluster.groups),
     ]
@@ -368,7 +368,7 @@ def test_a_reader_never_takes_much_more_than_8_mib_at_once(fast_path) -> None:
     journal.close()
     tail = JournalTail(fast_path, after_index=0)
     portions = []
-    while portion := tail.read(upto_index=10, most_groups=500):
+    while portion := tail.read(upto_index=10, max_groups=500):
         portions.append(len(portion))
     assert sum(portions) == 10
     assert max(portions) * len(huge) < (8 << 20) + 2 * len(huge)
@@ -384,7 +384,7 @@ def test_a_reader_refuses_a_damaged_group(tmp_path) -> None:
     path.write_bytes(content)
     tail = JournalTail(tmp_path, after_index=0)
     with pytest.raises(CorruptJournal):
-        while tail.read(upto_index=len(cluster.groups), most_groups=5):
+        while tail.read(upto_index=len(cluster.groups), max_groups=5):
             pass
 
 

@@ -99,7 +99,7 @@ def test_without_its_history_it_is_made_again_from_archive_and_journal(tmp_path,
 
 
 def test_without_its_history_and_its_archive_it_says_how_far_it_reaches(tmp_path, cluster) -> None:
-    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(most_bytes=0))
+    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(max_bytes=0))
     for committed in (40, 80, 110, len(cluster.groups)):
         follow(tmp_path, committed, settings)
     assert archived_segments(tmp_path) == []
@@ -229,7 +229,7 @@ def test_a_rebuilt_history_says_what_the_followed_one_said(tmp_path, cluster) ->
 
 
 def test_a_rebuild_tells_from_when_on_it_can_know(tmp_path, cluster) -> None:
-    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(most_bytes=0))
+    settings = FollowerSettings(snapshot_interval_ms=0, retention=Retention(max_bytes=0))
     for committed in (40, 80, 110, len(cluster.groups)):
         follow(tmp_path, committed, settings)
     reports: list[str] = []

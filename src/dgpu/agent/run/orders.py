@@ -239,7 +239,7 @@ def known_run(record: dict[str, Any], output_dir: str) -> KnownRun:
         started_at_ms=record["started_ms"],
         frozen=record.get("frozen", False),
         end=_known_end(record, end, output_dir) if end else None,
-        most_mb=record.get("most_mb", 0),
+        max_mb=record.get("most_mb", 0),
         nonce=record.get("nonce", ""),
         cluster_id=record.get("cluster", ""),
         worker_silence_ms=record.get("worker_silence_ms", 0),

@@ -79,7 +79,7 @@ class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = 0  # 0: was never started
     frozen: bool = False
     end: RunEnd | None = None
-    most_mb: int = 0  # of GPU memory; with more, the run is stopped
+    max_mb: int = 0  # of GPU memory; with more, the run is stopped
     nonce: str = ""
     cluster_id: str = ""
     worker_silence_ms: int = 0  # of a worker: without a heartbeat for this time, it is ended; 0: no worker

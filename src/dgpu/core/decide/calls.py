@@ -204,7 +204,7 @@ def submit_workers(state: ClusterState, line: Line, at: int) -> tuple[Event, ...
     """New workers for an app whose calls wait. After a failed worker, the next one starts later."""
     app = state.apps[line.shape.app]
     wanted = workers_wanted(state, line, at)
-    wanted = min(wanted, state.settings.most_waiting - state.waiting_count)
+    wanted = min(wanted, state.settings.max_waiting - state.waiting_count)
     if wanted <= 0:
         return ()
     if app.eligible_at > at:

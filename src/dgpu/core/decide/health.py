@@ -246,7 +246,7 @@ def _on_time(state: ClusterState, known: GpuHealth, at: int) -> tuple[Event, ...
         fault = state.gpus[known.gpu_id].fault
         evidence = f"after {rules.give_up_ms // 1_000} s it still stands: {fault}"
         return (_step(known, at, Health.OUT, known.cause, evidence),)
-    if known.quarantines > rules.most_quarantines:
+    if known.quarantines > rules.max_quarantines:
         hours = rules.window_ms // 3_600_000
         evidence = f"quarantined {known.quarantines} times within {hours} h, the last time: {known.evidence}"
         return (_step(known, at, Health.OUT, known.cause, evidence),)

@@ -139,14 +139,14 @@ def _too_large(tenant: Tenant, shape: Shape, entry: int) -> Rejection | None:
             milli_requested=claim.milli,
             gpus_quota=tenant.max_gpus,
         )
-    most_mb = tenant.max_gpu_memory_mb
-    if most_mb is None:
+    max_mb = tenant.max_gpu_memory_mb
+    if max_mb is None:
         return None
     if not claim.memory_mb:
         # Without a demand, its use of the memory limit would be unknown.
-        return MemoryNotStated(entry=entry, tenant_id=tenant.id, quota_mb=most_mb)
-    if claim.memory_mb > most_mb:
-        return ExceedsMemory(entry=entry, tenant_id=tenant.id, requested_mb=claim.memory_mb, quota_mb=most_mb)
+        return MemoryNotStated(entry=entry, tenant_id=tenant.id, quota_mb=max_mb)
+    if claim.memory_mb > max_mb:
+        return ExceedsMemory(entry=entry, tenant_id=tenant.id, requested_mb=claim.memory_mb, quota_mb=max_mb)
     return None
 
 

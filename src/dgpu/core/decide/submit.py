@@ -119,10 +119,10 @@ def _held_shape(command: SubmitTasks, spec: TaskSpec) -> Shape:
 
 def is_history_behind(state: ClusterState) -> bool:
     """Submits are refused because too many finished tasks are only in memory and in the journal."""
-    return state.ended_count > _most_ended(state.settings)
+    return state.ended_count > _max_ended(state.settings)
 
 
-def _most_ended(settings: Settings) -> int:
+def _max_ended(settings: Settings) -> int:
     return settings.keep_finished + settings.max_unsaved
 
 
@@ -157,7 +157,7 @@ def _too_much(state: ClusterState, command: SubmitTasks) -> Rejection | None:
     """Refuses a submit beyond the bounds on memory."""
     settings, ring = state.settings, state.key_ring
     if is_history_behind(state):
-        return HistoryBehind(finished=state.ended_count, limit=_most_ended(settings))
+        return HistoryBehind(finished=state.ended_count, limit=_max_ended(settings))
     if command.idempotency_key:
         # Old keys make room for new ones (decide_time). Here all keys are younger than an hour, and a limit is reached.
         tenant = tenant_of(command.idempotency_key)
@@ -167,8 +167,8 @@ def _too_much(state: ClusterState, command: SubmitTasks) -> Rejection | None:
         if ring.count >= settings.max_keys:
             return TooManyKeys(tenant_id=TenantId(""), known=ring.count, limit=settings.max_keys)
     count = sum(number for number, _ in command.entries)
-    if state.waiting_count + count > settings.most_waiting:
-        return QueueFull(waiting=state.waiting_count, submitted=count, limit=settings.most_waiting)
+    if state.waiting_count + count > settings.max_waiting:
+        return QueueFull(waiting=state.waiting_count, submitted=count, limit=settings.max_waiting)
     return None
 
 

@@ -284,8 +284,8 @@ def _card_blockers(tally: _Tally, demand: Demand) -> Iterator[Blocker]:
     idle = max(gpus["memory"], gpus["foreign"])
     if idle:
         detail = f"asks for {memory_mb} MB on each GPU; {plural(idle, 'idle GPU')} with less free memory"
-        most_mb = tally.most_memory_mb
-        yield blocker("gpu_memory", detail, asked_mb=memory_mb, most_free_mb=most_mb, idle=idle)
+        max_mb = tally.most_memory_mb
+        yield blocker("gpu_memory", detail, asked_mb=memory_mb, most_free_mb=max_mb, idle=idle)
     if gpus["shared"]:
         yield _shared_full(tally, demand)
     yield from _set_apart(gpus["reserved"])
@@ -343,7 +343,7 @@ def _share_blockers(tally: _Tally, demand: Demand, state: ClusterState) -> Itera
         detail = f"needs {demand.ram_mb} MB of ram on one node; at most {most} free"
         yield blocker("ram", detail, needed_mb=demand.ram_mb, most_free_mb=most)
     if tally.nodes["leases"]:
-        limit = state.settings.most_leases
+        limit = state.settings.max_leases
         full = tally.nodes["leases"]
         nodes = f"{plural(full, 'node')} already {'runs' if full == 1 else 'run'}"
         yield blocker(

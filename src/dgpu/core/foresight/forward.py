@@ -67,10 +67,10 @@ class ForwardRun:
 
     def run(self, wanted: set[TaskId]) -> None:
         """Until all of these tasks have started, no further end is known, or too many grants were made."""
-        most_grants = _GRANTS_PER_TASK * len(wanted) + _MAX_IN_PASS
-        self._pass(most=most_grants)
+        max_grants = _GRANTS_PER_TASK * len(wanted) + _MAX_IN_PASS
+        self._pass(most=max_grants)
         self._left = wanted - self.starts.keys()
-        while self._left and self.grants < most_grants:
+        while self._left and self.grants < max_grants:
             due_at = self._due_at()
             if due_at is None:
                 return
@@ -79,7 +79,7 @@ class ForwardRun:
             if self.state.tenants and self.at - self._ticked_at >= _CHARGE_MS:
                 self._ticked_at = self.at
                 execute(self.state, Tick(at=self.at))
-            self._pass(most=most_grants - self.grants)
+            self._pass(most=max_grants - self.grants)
 
     # leaves
 

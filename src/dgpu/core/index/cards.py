@@ -72,6 +72,6 @@ def _card(gpu: Gpu, settings: Settings) -> Card:
         parole=parole,
         over_mb=gpu.over_mb,
         warm=gpu.warm,
-        most_warm=settings.max_models_per_gpu,
+        max_warm=settings.max_models_per_gpu,
         kind=Kind(gpu.model, usable, parole),
     )

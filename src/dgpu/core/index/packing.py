@@ -131,7 +131,7 @@ class Packing:
         """The candidate of a group, and its waste."""
         gpus, kind, typical = demand.gpus, group.kind, self._typical
         milli = milli_on(demand, kind) if gpus else 0
-        if not group.by_cpus or (group.whole < gpus and (milli == WHOLE_MILLI or group.most_milli < milli)):
+        if not group.by_cpus or (group.whole < gpus and (milli == WHOLE_MILLI or group.max_milli < milli)):
             return None
         if gpus and not accepts(demand, kind):
             return None
@@ -235,14 +235,14 @@ class _Member:
 
 
 class _Group:
-    __slots__ = ("about_milli", "by_cpus", "kind", "most_milli", "parts_count", "whole")
+    __slots__ = ("about_milli", "by_cpus", "kind", "max_milli", "parts_count", "whole")
 
     def __init__(self, first: _Member) -> None:
         self.kind = first.cards.kind
         self.whole = whole = first.whole
         level = _level(first.largest_milli)
         # The largest share that fits here.
-        self.most_milli = WHOLE_MILLI if whole else level * _LEVEL_MILLI - 1 if level else 0
+        self.max_milli = WHOLE_MILLI if whole else level * _LEVEL_MILLI - 1 if level else 0
         # Shares compete for parts: a whole GPU has room for any share, a fully used one for none.
         self.parts_count = not whole and level > 0
         self.about_milli = whole * WHOLE_MILLI + level * _LEVEL_MILLI // 2

@@ -25,7 +25,7 @@ class Card(NamedTuple):
     parole: bool = False  # for tasks of low priority only
     over_mb: int = 0  # used by shared tasks beyond what they reserved
     warm: tuple[str, ...] = ()  # loaded models
-    most_warm: int = 0
+    max_warm: int = 0
     kind: Kind = Kind("", 0)
 
 
@@ -55,8 +55,8 @@ class Room:
         "kept_ram_mb",
         "labels",
         "leases",
+        "max_leases",
         "mixed",
-        "most_leases",
         "near",
         "node_id",
         "parts",
@@ -85,7 +85,7 @@ class Room:
         self.cards: dict[GpuId, Card] = {}  # all GPUs that are not reserved, faulty or gone, leased or not
         self.gpu_ids: tuple[GpuId, ...] = ()  # all of the node, by index
         self.leases: dict[LeaseId, None] = {}
-        self.most_leases = 0
+        self.max_leases = 0
         self.counts: list[int] = [0] * len(STATUSES)  # GPUs per status
         self.mixed = False  # its GPUs differ in model, memory or trust
         self.warm = False  # models are loaded on some GPU
@@ -100,7 +100,7 @@ class Room:
     def copy(self) -> Room:
         twin = Room(self.node_id, bare=True)
         twin.ready, twin.gpu_ids, twin.version = self.ready, self.gpu_ids, self.version
-        twin.most_leases = self.most_leases
+        twin.max_leases = self.max_leases
         twin.cpus_free_milli, twin.ram_free_mb = self.cpus_free_milli, self.ram_free_mb
         # These are replaced, never changed.
         twin.labels, twin.cards, twin.near = self.labels, self.cards, self.near
@@ -116,7 +116,7 @@ class Room:
     @property
     def is_full(self) -> bool:
         """The node may get no more tasks, whatever their demand."""
-        return len(self.leases) >= self.most_leases
+        return len(self.leases) >= self.max_leases
 
     def keep(self, holds: dict[TaskId, Hold]) -> None:
         """Sets all holds of reservations on this node."""

@@ -133,7 +133,7 @@ class Rooms:
             room.gpu_ids = tuple(gpu.id for gpu in gpus)
             self._largest = -1
         room.ready = node.takes_tasks
-        room.most_leases = self._settings.most_leases
+        room.max_leases = self._settings.max_leases
         room.labels = {**node.labels, "node": node_id}
         leases = [self._leases[lease_id] for lease_id in room.leases]
         room.cpus_free_milli = node.cpus_milli - sum(lease.cpus_milli for lease in leases)

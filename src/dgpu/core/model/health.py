@@ -70,7 +70,8 @@ class HealthRules(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     parole_runs: int = 3  # good runs that end a parole
     parole_ms: int = 600_000  # and the time that ends it without good runs
     failures_in_a_row: int = 3  # 0: failures of tasks never count against a GPU
-    most_quarantines: int = 3  # within the window; one more needs an operator
+    # Within the window; one more needs an operator. Journals have an older name.
+    max_quarantines: int = msgspec.field(default=3, name="most_quarantines")
     window_ms: int = 86_400_000
 
 

@@ -43,8 +43,10 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     keep_finished: int = 10_000  # finished tasks held in memory; older ones are in the history
     keep_finished_ms: int = 3_600_000
     idempotency_ms: int = 86_400_000
-    most_waiting: int = 1_000_000  # a bound on memory; beyond it submits are refused
-    most_leases: int = 512  # on one node: otherwise all tasks without GPUs and cpus would start at once
+    # A bound on memory; beyond it submits are refused. Journals have the older names of this field and the next.
+    max_waiting: int = msgspec.field(default=1_000_000, name="most_waiting")
+    # On one node: otherwise all tasks without GPUs and cpus would start at once.
+    max_leases: int = msgspec.field(default=512, name="most_leases")
     health: HealthRules = HealthRules()
     ageing_ms: int = 0  # waiting time that counts as one point of priority; 0: only priority counts
     placement: Placement = Placement.BALANCED

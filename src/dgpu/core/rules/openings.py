@@ -248,13 +248,13 @@ def _freed_at(room: Room, cpus_milli: int, ram_mb: int, cluster: Cluster) -> int
     left_milli = cpus_milli - room.cpus_free_milli if cpus_milli else 0
     left_mb = ram_mb - room.ram_free_mb if ram_mb else 0
     number = len(room.leases)
-    if left_milli <= 0 and left_mb <= 0 and number < room.most_leases:
+    if left_milli <= 0 and left_mb <= 0 and number < room.max_leases:
         return 0
     for over_at, lease_id in sorted((cluster.ends_at(each), each) for each in room.leases):
         lease = cluster.leases[lease_id]
         left_milli -= lease.cpus_milli
         left_mb -= lease.ram_mb
         number -= 1
-        if left_milli <= 0 and left_mb <= 0 and number < room.most_leases:
+        if left_milli <= 0 and left_mb <= 0 and number < room.max_leases:
             return over_at
     return None

@@ -338,7 +338,7 @@ def _has_host(room: Room, seeker: _Seeker, plan: _Plan, chosen: list[Lease]) -> 
     return (
         (not demand.cpus_milli or cpus_milli >= sum([each.cpus_milli for each in taken]))
         and (not demand.ram_mb or ram_mb >= sum([each.ram_mb for each in taken]))
-        and len(room.leases) - len(ending) + len(taken) <= room.most_leases
+        and len(room.leases) - len(ending) + len(taken) <= room.max_leases
     )
 
 

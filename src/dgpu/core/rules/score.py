@@ -51,7 +51,7 @@ def affinity(card: Card, model: str) -> int:
         return 0
     if model in card.warm:
         return LOADED * _POINT
-    return LOADABLE * _POINT if len(card.warm) < card.most_warm else 0
+    return LOADABLE * _POINT if len(card.warm) < card.max_warm else 0
 
 
 def band(value: int, edges: tuple[int, ...]) -> int:

@@ -332,7 +332,7 @@ class Follower:
         """
         until_s = time.monotonic() + patience_s
         if not self._unapplied:
-            self._unapplied.extend(self._tail.read(upto_index=self._committed, most_groups=_MAX_GROUPS))
+            self._unapplied.extend(self._tail.read(upto_index=self._committed, max_groups=_MAX_GROUPS))
         while self._unapplied and self._history.pending_rows < max_rows:
             self._follow(self._unapplied.popleft())
             if time.monotonic() >= until_s:
