@@ -205,3 +205,57 @@ def test_a_change_of_a_task_waits_in_the_lane_of_its_tenant(monkeypatch: pytest.
     (reply,) = bench.put(Execute(request_id=4, command=CancelTasks(tenant_id="flood")))
     assert isinstance(reply.result, TooBusy)
     assert bench.put(Execute(request_id=5, command=CancelTasks(tenant_id="calm"))) == []
+
+
+def test_the_next_group_awaits_a_calm_lane_that_was_just_served() -> None:
+    """Its client sends the next command right after the answer, and would else wait for a group of the flood."""
+    queue = queue_of(a=20, b=1)
+    assert not queue.awaits_calm, "no group yet"
+    assert "b" in taken(queue)
+    assert queue.awaits_calm
+    queue.put(Entry(100, None, 100, "b"))
+    assert not queue.awaits_calm, "it is here"
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        pytest.param({"a": 1}, id="nothing waits"),
+        pytest.param({"a": 1_500}, id="a tenant that is alone"),
+        pytest.param({"a": 20, "b": 20}, id="two crowds"),
+        pytest.param({"a": 20, "b": 1, "c": 3}, id="another calm lane waits"),
+    ],
+)
+def test_other_groups_do_not_wait(lanes) -> None:
+    queue = queue_of(**lanes)
+    queue.begin_group(NOW)
+    for _ in range(min(1_000, len(queue))):
+        if queue.first() is not None:
+            queue.take()
+    assert not queue.awaits_calm
+
+
+def test_a_group_with_a_crowd_alone_is_followed_at_once() -> None:
+    """A calm tenant delays a flood by one short wait for each of its commands, not for ever."""
+    queue = queue_of(a=20, b=1)
+    taken(queue)
+    assert set(taken(queue)) == {"a"}
+    assert not queue.awaits_calm
+
+
+def test_reports_of_agents_do_not_wait_for_a_calm_lane() -> None:
+    queue = queue_of(a=20, b=1)
+    taken(queue)
+    queue.put(Entry("agent", None, 100))
+    assert not queue.awaits_calm
+
+
+def test_a_due_pass_does_not_wait_for_a_calm_lane() -> None:
+    commits = CommitPipeline(ClusterState(), 0)
+    for origin, tenant in enumerate("aaaaab"):
+        commits.offer(origin, submit(tenant_id=tenant))
+    group = commits.decide(NOW)
+    commits.commit(group.index)
+    assert commits.awaits_calm
+    commits.ask_for_pass(full=False)
+    assert not commits.awaits_calm

@@ -22,7 +22,9 @@ from dgpu.core.state import ClusterState
 from dgpu.core.wall_clock import differs
 from dgpu.journal.journal import Group, Journal, Room, Sighting
 from dgpu.journal.mark import AcknowledgedMark
+from dgpu.service.loop.alarm import Alarm
 from dgpu.service.loop.answers import Answer, Answers
+from dgpu.service.loop.anticipation import Anticipation
 from dgpu.service.loop.clock import DOUBT_MS, Clock
 from dgpu.service.loop.collector import Collector
 from dgpu.service.loop.committed import load_committed
@@ -89,8 +91,8 @@ class Runtime:
         self._subscribers = Subscribers(self.meters.on_group)
         self._unsettled: list[outputs.Output] = []  # of the last commit: Publish, and reads after it
         self._decide_handle: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._alarm = Alarm(self._loop, clock, self._on_beat)
+        self._anticipation = Anticipation(self._loop, self._decide)
         self._collector = Collector()
         self._stalls = Stalls()
         self.contradicted: outputs.Contradicted | None = None  # of the node that obeyed the highest epoch
@@ -103,7 +105,7 @@ class Runtime:
         """Returns when the new epoch is durable, or when there is no room for it: then `ready` is false."""
         self._leads = True
         self._put(msgspec.structs.replace(begin, wall=self._clock.span))
-        self._on_beat()
+        self._on_beat(0)
         await self._started
 
     async def stop(self) -> None:
@@ -119,8 +121,7 @@ class Runtime:
                 ):
                     self._want_decision()
                     await asyncio.sleep(0.001)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         if self._quorum is not None and self._scheduler.in_flight:
             self._quorum.step_down()  # the engine does not answer: the next start learns the outcome
         await asyncio.to_thread(self._thread.stop)
@@ -135,9 +136,10 @@ class Runtime:
     async def abandon(self) -> None:
         """The leadership is lost. The state may hold a group that was never committed, so nothing of it may leave."""
         self._is_gone, self._leads = True, False
-        for handle in (self._timer, self._decide_handle):
-            if handle is not None:
-                handle.cancel()
+        self._alarm.cancel()
+        self._anticipation.end()
+        if self._decide_handle is not None:
+            self._decide_handle.cancel()
         self._answers.fail(self._scheduler.requests_in_flight)
         if not self._started.done():
             self._started.set_exception(NotMaster())
@@ -297,15 +299,17 @@ class Runtime:
             return
         with or_end():
             self._settle()
+        if self._anticipation.holds(is_wanted=self._scheduler.awaits_calm):
+            return
         now = self._clock.now_ms()
         with or_end():
             self._tell_room()
             self._carry(self._scheduler.on_input(inputs.DecideQueued(), now))
         if not self._scheduler.in_flight and self._scheduler.queued:
             self._start_without_room()
-            self._beat_at(now + int(_ROOM_RETRY_S * 1_000))
+            self._alarm.set(now + int(_ROOM_RETRY_S * 1_000))
         else:
-            self._beat_at(self._scheduler.wake_at())
+            self._alarm.set(self._scheduler.wake_at())
 
     def _on_committed(self, index: int, took_s: float) -> None:
         if self._is_gone or self._is_held(lambda: self._on_committed(index, took_s)):
@@ -379,19 +383,10 @@ class Runtime:
         if self._scheduler.ready and not self._started.done():
             self._started.set_result(None)
 
-    def _beat_at(self, at: int) -> None:
-        if self._timer is not None:
-            if self._timer_at <= at:
-                return
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self._loop.call_later(max(0, at - self._clock.now_ms()) / 1_000, self._on_beat)
-
-    def _on_beat(self) -> None:
-        self._timer = None
-        if self._timer_at:
-            self._stalls.on_beat(self._clock.now_ms() - self._timer_at)
-        self._beat_at(self._clock.now_ms() + 1_000)
+    def _on_beat(self, due_at: int) -> None:
+        if due_at:
+            self._stalls.on_beat(self._clock.now_ms() - due_at)
+        self._alarm.set(self._clock.now_ms() + 1_000)
         if self._scheduler.room is not Room.OK or self._journal.room_lacks:
             self._thread.make_room()
         self._thread.look()

@@ -90,6 +90,11 @@ class CommitPipeline:
     def queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def awaits_calm(self) -> bool:
+        """The next group may wait for a moment (`CommitQueue.awaits_calm`). A due pass does not wait."""
+        return self._queue.awaits_calm and not self._pass_due
+
     def has_room_for(self, command: Command) -> bool:
         """For commands of agents that repeat by themselves."""
         return self._queue.has_room_for(_size_bytes(command))

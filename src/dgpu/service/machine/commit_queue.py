@@ -156,6 +156,19 @@ class CommitQueue:
         crowds = sum(len(lane.entries) >= CALM_SHARE for lane in self._lanes.values())
         return CALM_SHARE if crowds < len(self._active_until) else CROWD_SHARE
 
+    @property
+    def awaits_calm(self) -> bool:
+        """A calm lane had its last command in the group before, and only crowds wait. The client of that lane gets its
+        answer now, and may send the next command at once.
+        """
+        waiting = {**self._resting, **self._lanes}
+        return (
+            bool(waiting)
+            and not self._own
+            and any(name not in waiting for name in self._taken)
+            and all(len(lane.entries) >= CALM_SHARE for lane in waiting.values())
+        )
+
     def drop_requests(self) -> list[int]:
         """The origins of all requests. Their clients can retry."""
         lanes = [*self._resting.values(), *self._lanes.values()]

@@ -137,6 +137,10 @@ class Scheduler:
         return self._commit.trouble
 
     @property
+    def awaits_calm(self) -> bool:
+        return self._commit.awaits_calm
+
+    @property
     def queued(self) -> int:
         return self._commit.queued
 
