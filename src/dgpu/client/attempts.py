@@ -25,6 +25,9 @@ MASTER = "master"
 STANDBY = "standby"
 _MAX_ROUNDS = 10_000  # while no master is elected; the time limit of the call ends it long before
 _LEAST_SECONDS = 0.001
+# Of a scheduler that has just lost the lead. Like a standby, it asks for a pause of a whole second, the least that the
+# header can say. A hand-over is done sooner, so the client's own pauses count, which begin short and double.
+_OUTCOME_UNKNOWN = b'"outcome_unknown"'
 
 
 class Answer(NamedTuple):
@@ -154,10 +157,11 @@ class Attempts:
 
     def on_answer(self, answer: Answer, now: float) -> Answer | float:
         if (master := _master_named(answer)) is not None:
-            return self._on_standby(master, answer, now)
+            return self._on_standby(master, now)
         if repeats.is_worth_repeating(answer.status, answer.body) and self._is_repeatable:
             self._reasons[self._server.url] = f"answered {answer.status}"
-            self._asked_seconds = max(self._asked_seconds, answer.asked_seconds)
+            if _OUTCOME_UNKNOWN not in answer.body:
+                self._asked_seconds = max(self._asked_seconds, answer.asked_seconds)
             self._best = self._server, answer
             if answer.status == 429:
                 self._round.clear()  # only the master knows the keys
@@ -182,10 +186,9 @@ class Attempts:
             ) from failure.error
         return self._go_on(now, failure)
 
-    def _on_standby(self, master: str, answer: Answer, now: float) -> Answer | float:
+    def _on_standby(self, master: str, now: float) -> Answer | float:
         self._schedulers.on_no_master(self._server)
         self._masters.append(master)
-        self._asked_seconds = max(self._asked_seconds, answer.asked_seconds)
         self._reasons[self._server.url] = f"standby; the master is {master}" if master else "standby"
         known = self._schedulers.named(master) if master else None
         if known is not None and known in self._round:

@@ -30,6 +30,10 @@ def not_master(master: str = "", retry_after: int = 0) -> Answer:
     return Answer(503, body.encode(), role="standby", asked_seconds=retry_after)
 
 
+def busy(code: str = "too_busy", retry_after: int = 0) -> Answer:
+    return Answer(503, json.dumps({"code": code}).encode(), asked_seconds=retry_after)
+
+
 def attempts(schedulers: Schedulers, *, is_read: bool = False, **facts) -> Attempts:
     given = {"is_repeatable": True, "retries": 2, "timeout_seconds": 30.0, "now": 0.0} | facts
     return Attempts(schedulers, is_read=is_read, **given)
@@ -146,9 +150,18 @@ def test_a_name_that_is_no_address_counts_as_none(master) -> None:
 def test_the_pause_that_a_scheduler_asks_for_counts_after_a_whole_round(is_read) -> None:
     call = attempts(schedulers(), is_read=is_read)
     call.next(0)
-    assert call.on_answer(not_master(retry_after=4), 0) == 0.0
+    assert call.on_answer(busy(retry_after=4), 0) == 0.0
     call.next(0)
-    assert call.on_answer(not_master(retry_after=3), 0) == 4
+    assert call.on_answer(busy(retry_after=3), 0) == 4
+
+
+@pytest.mark.parametrize("lost", ["not_master", "outcome_unknown"])
+def test_a_hand_over_is_done_sooner_than_in_the_second_that_a_standby_asks_for(lost: str) -> None:
+    call = attempts(schedulers())
+    call.next(0)
+    assert call.on_answer(busy(lost, retry_after=1), 0) == 0.0
+    call.next(0)
+    assert 0 < call.on_answer(not_master(retry_after=1), 0) <= 0.1
 
 
 def test_a_thing_that_a_standby_does_not_know_is_looked_for_elsewhere() -> None:
