@@ -25,10 +25,10 @@ class Corral:
         parent = group_of("self")
         if parent is None:
             return
-        if os.geteuid() == 0 and not _delegates(parent):
+        if os.geteuid() == 0 and not _delegated(parent):
             # A group with processes cannot limit groups below it. Only the topmost one can.
             top = _top_group()
-            parent = top if top is not None and _delegates(top) else parent
+            parent = top if top is not None and _delegated(top) else parent
         root = parent / f"dgpu-{name}"
         try:
             root.mkdir()
@@ -40,8 +40,7 @@ class Corral:
                 root.rmdir()
             return
         self._root = root
-        if _delegates(root):
-            self.controllers = frozenset(_CONTROLLERS)
+        self.controllers = _delegated(root)
 
     @property
     def usable(self) -> bool:
@@ -142,15 +141,25 @@ def destroy(path: str) -> None:
             return
 
 
-def _delegates(group: Path) -> bool:
-    """Whether groups below it can be limited."""
+def _delegated(group: Path) -> frozenset[str]:
+    """The controllers that can limit groups below it: a machine may lack one of them."""
     control = group / "cgroup.subtree_control"
-    with contextlib.suppress(OSError):
-        control.write_text(" ".join(f"+{name}" for name in _CONTROLLERS))
     try:
-        return set(_CONTROLLERS) <= set(control.read_text().split())
+        found = frozenset(_CONTROLLERS) & set((group / "cgroup.controllers").read_text().split())
+        if _is_shared(group):
+            return frozenset()
+        if found:
+            control.write_text(" ".join(f"+{name}" for name in sorted(found)))
+        return found & set(control.read_text().split())
     except OSError:
-        return False
+        return frozenset()
+
+
+def _is_shared(group: Path) -> bool:
+    """Whether processes are in it. Then the kernel refuses memory, and with cpu or pids alone it would make all groups
+    below unusable. The topmost group of a machine, which has no type, is an exception.
+    """
+    return (group / "cgroup.type").exists() and bool((group / "cgroup.procs").read_text())
 
 
 def _top_group() -> Path | None:

@@ -94,6 +94,7 @@ class Fences:
                 (path / file).write_text(str(value))
                 entries.append(f"{path}/cgroup.procs")
                 if controller == "memory":
+                    _limit_swap(path / "memory.memsw.limit_in_bytes", value)  # of memory and swap together
                     self._oom_files[lease] = path / "memory.oom_control"
         return entries
 
@@ -120,6 +121,7 @@ class Fences:
         if ram_mb and "memory" in controllers:
             Path(group, "memory.max").write_text(str(ram_mb << 20))
             Path(group, "memory.oom.group").write_text("1")
+            _limit_swap(Path(group, "memory.swap.max"), 0)
             self._oom_files[lease] = Path(group, "memory.events")
         if cpus_milli and "cpu" in controllers:
             Path(group, "cpu.weight").write_text(str(max(1, min(cpus_milli // 10, _MAX_WEIGHT))))
@@ -141,6 +143,12 @@ def _limit_v1(controller: str, ram_mb: int, cpus_milli: int) -> tuple[str, int]:
     if controller == "memory":
         return "memory.limit_in_bytes", ram_mb << 20
     return "cpu.shares", max(2, cpus_milli * 1_024 // 1_000) if cpus_milli else 0
+
+
+def _limit_swap(path: Path, value: int) -> None:
+    """Otherwise the system moves what exceeds the limit to swap, and the task goes on. A kernel may not count swap."""
+    if path.exists():
+        path.write_text(str(value))
 
 
 def _was_killed(path: Path) -> bool:

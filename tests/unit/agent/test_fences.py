@@ -66,6 +66,18 @@ def test_without_requests_only_the_number_of_processes_is_limited(
     assert not fences.counts_memory(7)
 
 
+def test_a_task_with_a_limit_of_memory_gets_no_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be swapped out at its limit instead of killed."""
+    v2, v1 = tmp_path / "7", tmp_path / "v1" / "7"
+    for file in (v2 / "memory.swap.max", v1 / "memory.memsw.limit_in_bytes"):
+        file.parent.mkdir(parents=True)
+        file.write_text("max")
+    with fences_in(tmp_path, monkeypatch, "memory").made(order(ram_mb=64)):
+        assert (v2 / "memory.swap.max").read_text() == "0"
+    with fences_in(tmp_path, monkeypatch, v1={"memory": v1.parent}).made(order(ram_mb=64)):
+        assert (v1 / "memory.memsw.limit_in_bytes").read_text() == str(64 << 20)
+
+
 @pytest.mark.parametrize(("cpus_milli", "weight"), [(1, "1"), (1_000, "100"), (1_000_000, "10000")])
 def test_weights_stay_in_the_range_of_the_kernel(
     tmp_path: Path, group: Path, monkeypatch: pytest.MonkeyPatch, cpus_milli: int, weight: str
