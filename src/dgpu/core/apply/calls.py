@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dgpu.core.events import TaskFinished, TasksSubmitted, WorkerChanged
 from dgpu.core.model.app import back_off_ms
-from dgpu.core.model.ids import NodeId, TaskId
+from dgpu.core.model.ids import LeaseId, NodeId, TaskId
 from dgpu.core.model.lease import Lease
 from dgpu.core.model.task import Task, TaskSpec, TaskStatus
 from dgpu.core.model.worker import LoadedModel, Worker, learned
@@ -51,6 +51,11 @@ def free_slot(state: ClusterState, lease: Lease, at: int) -> None:
     if is_last and worker.ready and not state.is_leaving(state.leases[lease.worker]):
         state.workers[worker.task_id] = replace(worker, idle_since=at)
     state.crews.stir(worker.app_id)
+
+
+def note_call_began(state: ClusterState, worker: LeaseId) -> None:
+    """The wait at its worker no longer counts as run time: the call may cease to be overdue."""
+    state.crews.stir(state.workers[state.leases[worker].task_id].app_id)
 
 
 def note_call_ended(state: ClusterState, app_id: str) -> None:

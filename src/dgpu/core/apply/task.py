@@ -11,6 +11,7 @@ from dgpu.core.apply.calls import (
     add_apps,
     free_slot,
     give_slot,
+    note_call_began,
     note_call_ended,
     note_call_run,
     note_submitted,
@@ -138,7 +139,8 @@ def apply_started(state: ClusterState, event: TaskStarted) -> None:
     task = state.tasks[event.task_id]
     if not task.started_at:  # in a gang, the first rank counts
         task = state.tasks[task.id] = replace(task, started_at=event.started_at)
-        if state.leases[event.lease_id].worker:
+        if worker := state.leases[event.lease_id].worker:
+            note_call_began(state, worker)
             return
         state.hasten(state.leases_of(task))
         state.note_expiry(task)
