@@ -16,7 +16,8 @@ from dgpu.core.model.ids import GpuId, NodeId
 from dgpu.core.model.node import Gpu, Node
 from dgpu.core.state import ClusterState
 from dgpu.service.machine.agent_words import GpuSample
-from dgpu.service.metrics.gpu import FAMILIES, GpuLines, joined
+from dgpu.service.metrics.gpu import FAMILIES, GpuLines, tell_families
+from dgpu.service.metrics.text import Text
 
 SCRAPES = 20
 AIM_MS = 30
@@ -59,7 +60,9 @@ def ratio(nodes: int, gpus: int) -> Iterator[dict[str, Any]]:
     lines = GpuLines()
 
     def ours() -> bytes:
-        return "".join(joined([lines.of(state, ids, telemetry, {})])).encode()
+        text = Text()
+        tell_families(text, [lines.of(state, ids, telemetry, {})])
+        return text.encode()
 
     yield {
         "figure": f"text of {len(ids):,} GPUs, ours",

@@ -10,7 +10,7 @@ from dgpu.core.model.node import Gpu, GpuStatus
 from dgpu.core.model.task import WHOLE_MILLI
 from dgpu.core.state import ClusterState, gpu_status
 from dgpu.service.machine.agent_words import GpuSample
-from dgpu.service.metrics.text import Kind, escaped, head
+from dgpu.service.metrics.text import Kind, Text, escaped
 
 _MIB = 1 << 20
 
@@ -92,10 +92,7 @@ def _reserved_mb(state: ClusterState, gpu: Gpu) -> int:
     return sum(lease.gpu_memory_mb for lease in leases)
 
 
-def joined(slices: Sequence[Sequence[str]]) -> list[str]:
+def tell_families(text: Text, slices: Sequence[Sequence[str]]) -> None:
     """Joins the slices family by family, as the format requires."""
-    parts: list[str] = []
     for number, family in enumerate(FAMILIES):
-        parts.append(head(*family))
-        parts += [texts[number] for texts in slices]
-    return parts
+        text.family(*family, [texts[number] for texts in slices])

@@ -21,7 +21,7 @@ from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
 from dgpu.service.access.principal import Principal, Tenants
 from dgpu.service.metrics import cluster
-from dgpu.service.metrics.gpu import GpuLines, joined
+from dgpu.service.metrics.gpu import GpuLines, tell_families
 from dgpu.service.metrics.schedulers import tell_schedulers
 from dgpu.service.metrics.text import Text
 from dgpu.wire.json_body import BadRequest
@@ -84,7 +84,7 @@ class Scrapes:
             look = partial(self._gpu_lines.of, gpu_ids=part, telemetry=telemetry, tasks=meters.gpu_tasks)
             slices.append(await backend.runtime.read(look))
             await asyncio.sleep(0)
-        text.add(joined(slices))
+        tell_families(text, slices)
         meters.scrapes += 1
         meters.scrape_s += time.perf_counter() - began_s
         return _Scrape(text.encode(), loads)
