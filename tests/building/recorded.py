@@ -24,8 +24,8 @@ from dgpu.core.foresight.trial import try_quota
 from dgpu.core.foresight.whatif import lose, whatif
 
 FILE: Final = Path(__file__).parents[1] / "golden" / "worlds.json"
-SEEDS: Final = 28
-SMALL: Final = 24  # the first worlds have 4 nodes, the others 24
+SEEDS: Final = 88
+SMALL: Final = 72  # the first worlds have 4 nodes, the others 24
 STEPS: Final = 80
 NOTED: Final = 10  # steps that share a number
 

@@ -61,6 +61,13 @@ def test_ten_million_tasks_are_refused_with_the_limit() -> None:
         parse_array(",".join(f"{each}-{each + 4999}" for each in (0, 10_000, 20_000)))
 
 
+def test_a_text_of_4096_characters_is_read_and_a_longer_one_refused() -> None:
+    text = "0-9".ljust(4_096)
+    assert [*indexes(parse_array(text).ranges)] == [*range(10)]
+    with pytest.raises(NoArray, match="at most 4096 characters"):
+        parse_array(text + " ")
+
+
 def test_each_task_has_its_index() -> None:
     state = cluster(node("n1", gpus=4), task(array="2,5-6"))
     assert [(each.array_id, each.array_index) for each in state.tasks.values()] == [(1, 2), (1, 5), (1, 6)]

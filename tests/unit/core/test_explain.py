@@ -112,7 +112,7 @@ def test_a_card_whose_memory_is_not_released_has_a_fault_although_it_is_trusted(
 
 
 def test_ram_and_the_limit_of_tasks_on_a_node_are_named() -> None:
-    state = cluster(node("n1", ram_mb=1_024), task(0, ram_mb=600), settings=Settings(most_leases=1))
+    state = cluster(node("n1", ram_mb=1_024), task(0, ram_mb=600), settings=Settings(max_leases=1))
     run_pass(state)
     do(state, task(0, ram_mb=600))
     assert blockers(state, 2) == {
@@ -191,12 +191,13 @@ def test_memory_used_by_others_is_named_beside_busy_gpus() -> None:
     assert set(blockers(state, 2)) == {"gpus_busy", "gpu_memory"}
 
 
-def test_the_wait_after_an_accepted_loss_is_told() -> None:
+@pytest.mark.parametrize(("left_ms", "shown_s"), [(1_000, 1), (1_001, 2), (1_500, 2), (60_000, 60)])
+def test_the_wait_after_an_accepted_loss_is_told_in_whole_seconds(left_ms, shown_s) -> None:
     state = cluster(node("n1"), task())
-    state.no_pass_before = state.last_at + 1_500
+    state.no_pass_before = state.last_at + left_ms
     told = explain(state, 1, state.last_at)
-    assert [(each.code, each.numbers) for each in told.blockers] == [("journal_loss", {"left_ms": 1_500})]
-    assert told.summary.endswith("no task starts for 2 s")
+    assert [(each.code, each.numbers) for each in told.blockers] == [("journal_loss", {"left_ms": left_ms})]
+    assert told.summary.endswith(f"no task starts for {shown_s} s")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_full_nodes_are_told_as_one_or_several(nodes: int, told: str) -> None:
     state = cluster(
         *(node(f"n{number}") for number in range(nodes)),
         task(0, count=nodes + 1),
-        settings=Settings(most_leases=1),
+        settings=Settings(max_leases=1),
     )
     run_pass(state)
     (full,) = (each for each in why(state, nodes + 1).blockers if each.code == "node_full")

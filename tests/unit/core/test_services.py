@@ -16,6 +16,7 @@ from dgpu.core.commands import (
     SetTenant,
     StepServices,
 )
+from dgpu.core.decide.services import MAX_STARTS
 from dgpu.core.digest import digest
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.service import STALLED, STOP_FIRST, Service, ServiceSpec
@@ -307,3 +308,14 @@ def test_the_number_of_replicas_stays_within_its_bounds_whatever_happens(moves) 
     world.steps(40)
     assert world.ready == world.service.wanted, world.service
     assert set(world.generations()) <= {world.service.active[1]}
+
+
+def test_one_step_starts_replicas_of_a_bounded_number_of_services() -> None:
+    """The others wait for the next step: one command stays small."""
+    state = cluster(node("n1"))
+    for number in range(MAX_STARTS + 1):
+        do(state, SetService(tenant_id="default", name=f"s{number:03}", spec=of(str(number), min_replicas=1)))
+    do(state, StepServices())
+    assert len(state.tasks) == MAX_STARTS
+    do(state, StepServices())
+    assert len(state.tasks) == MAX_STARTS + 1

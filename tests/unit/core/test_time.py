@@ -9,7 +9,7 @@ from dgpu.core.events import KeysForgotten, TaskFinished, TasksForgotten
 from dgpu.core.invariants import check_invariants
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskStatus
-from dgpu.core.state import next_tick_at
+from dgpu.core.state import ClusterState, next_tick_at
 
 LATER = START + 10_000_000
 
@@ -53,6 +53,16 @@ def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
         do(state, CancelTasks(task_ids=(number,)))
     do(state, Tick(history_at=state.last_at))
     assert sorted(state.tasks) == [1, 3, 5]
+
+
+def test_a_rebuilt_state_forgets_the_oldest_first_too() -> None:
+    """A snapshot lists tasks by number. They may have ended in another order."""
+    state = cluster(task(count=5), settings=Settings(keep_finished=2))
+    for number in (4, 2, 5, 1):
+        do(state, CancelTasks(task_ids=(number,)))
+    rebuilt = ClusterState.from_parts(state.parts())
+    do(rebuilt, Tick(history_at=rebuilt.last_at))
+    assert sorted(rebuilt.tasks) == [1, 3, 5]
 
 
 def test_an_end_reported_late_is_kept_until_the_history_has_its_report() -> None:
@@ -125,14 +135,14 @@ def test_keys_go_in_portions_too_and_those_of_one_moment_together() -> None:
 
 def test_a_new_epoch_brings_its_settings() -> None:
     state = cluster()
-    do(state, BeginEpoch(settings=Settings(most_leases=7)))
-    assert (state.epoch, state.settings.most_leases) == (2, 7)
+    do(state, BeginEpoch(settings=Settings(max_leases=7)))
+    assert (state.epoch, state.settings.max_leases) == (2, 7)
 
 
 def test_a_higher_limit_of_tasks_on_a_node_lets_waiting_ones_in() -> None:
-    state = cluster(node("n1"), task(0, count=3), settings=Settings(most_leases=1))
+    state = cluster(node("n1"), task(0, count=3), settings=Settings(max_leases=1))
     assert run_pass(state) == [1]
-    restart(state, Settings(most_leases=2))
+    restart(state, Settings(max_leases=2))
     assert run_pass(state) == [2]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-
 import pytest
 from msgspec.structs import replace
 
@@ -28,7 +26,7 @@ from dgpu.core.model.quota import Quota
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import Pool
 from dgpu.core.model.tenant import Tenant
-from dgpu.core.model.usage import HOUR_MS, Meter, Usage, decayed, month_of, month_starts_at
+from dgpu.core.model.usage import HOUR_MS, Meter, Usage, decayed
 from dgpu.core.rejections import (
     ExceedsMemory,
     ExceedsQuota,
@@ -242,13 +240,16 @@ def test_a_budget_used_up_waits_for_the_next_month() -> None:
     assert run_pass(state, at=december) == [4]
 
 
-def test_months_are_those_of_the_calendar() -> None:
-    first = dt.date(1970, 1, 1)
-    for day in (*range(60_000), *range(60_000, 200_000, 13)):
-        date = first + dt.timedelta(days=day)
-        month = month_of(day * 86_400_000 + 86_399_999)
-        assert month == date.year * 12 + date.month - 1
-        assert month_starts_at(month) == (date.replace(day=1) - first).days * 86_400_000
+def test_a_tenant_that_was_removed_begins_with_its_whole_budget() -> None:
+    limits = tenant("a", gpu_hours_milli=1_000)
+    state = lab(limits, tenant("b"))
+    do(state, task(tenant="a"))
+    run_pass(state)
+    end(state, 1, at=state.last_at + 2 * HOUR_MS)
+    do(state, RemoveTenant(tenant_id="a"))
+    do(state, SetTenant(tenant=limits))
+    do(state, task(tenant="a"))
+    assert run_pass(state) == [2]
 
 
 # fair share

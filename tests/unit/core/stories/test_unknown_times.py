@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from building import START, cluster, do, node, run_pass, task
+from dgpu.core.foresight.explain import explain
 from dgpu.core.foresight.forward import end_task
 from dgpu.core.model.quota import Quota
 from dgpu.core.model.settings import Settings
@@ -44,6 +45,21 @@ def test_a_gang_of_two_nodes_holds_nothing_idle_until_it_has_waited_two_weeks() 
     assert end(state, on(state, first), late - 1) == [7]
     assert end(state, on(state, first), late) == []
     assert end(state, on(state, second), late + HOUR) == [5]
+
+
+def test_why_names_a_reservation_whose_time_is_unknown() -> None:
+    state = cluster(node("n1", gpus=2), settings=RULES)
+    do(state, task(1, count=2), START)
+    run_pass(state, START)
+    do(state, task(2), START)
+    do(state, task(1), START)
+    assert end(state, 1, START) == []
+    (blocker,) = [each for each in explain(state, 4, START).blockers if each.code == "reserved_for"]
+    assert (blocker.numbers["task"], blocker.numbers["at"], blocker.numbers["left_ms"]) == (
+        "task-3",
+        "unknown",
+        0,
+    )
 
 
 def test_of_several_only_as_many_hold_gpus_as_fit_into_one_node_and_each_of_the_rest_after_its_weeks() -> (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 from msgspec.structs import replace
 
 from building import START, cluster, do, finished, node, run_pass, task
@@ -10,7 +12,7 @@ from dgpu.core.digest import digest
 from dgpu.core.model.ids import TenantId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.tenant import Tenant
-from dgpu.core.model.usage import HOUR_MS, STEP_MS
+from dgpu.core.model.usage import HOUR_MS, STEP_MS, month_of, month_starts_at
 from dgpu.journal.snapshot import decode_snapshot, encode_snapshot
 
 
@@ -30,3 +32,12 @@ def test_use_weighs_the_same_after_a_restart_within_the_minute() -> None:
         do(each, finished(each.tasks[2].lease_id), step_at + 1)
     assert restarted.usages == state.usages
     assert digest(restarted) == digest(state)
+
+
+def test_months_are_those_of_the_calendar() -> None:
+    first = dt.date(1970, 1, 1)
+    for day in (*range(60_000), *range(60_000, 200_000, 13)):
+        date = first + dt.timedelta(days=day)
+        month = month_of(day * 86_400_000 + 86_399_999)
+        assert month == date.year * 12 + date.month - 1
+        assert month_starts_at(month) == (date.replace(day=1) - first).days * 86_400_000
