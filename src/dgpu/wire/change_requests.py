@@ -14,10 +14,13 @@ from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.requests import MAX_BATCH_TASKS, field_error, invalid, unknown_field
 from dgpu.wire.task_names import Element, Named
 
+TERMS = ("q", "name", "user", "label", "node", "gpu")  # filters of the list that examine each task
+
 
 class CancelRequest(NamedTuple):
     named: tuple[Named, ...]  # empty: the tasks that match the filters
     filters: CancelTasks
+    terms: dict[str, str]  # as in the query of the list
 
 
 def decode_cancel(body: bytes) -> CancelRequest:
@@ -26,36 +29,53 @@ def decode_cancel(body: bytes) -> CancelRequest:
     if type(raw) is not dict or not raw:
         raise BadRequest(
             "malformed_request",
-            'Give the tasks to cancel: {"task_ids": [...]}, or filters: status, tenant, pool, priority, array.',
+            'Give the tasks to cancel: {"task_ids": [...]}, or filters of the list, such as status, tenant or name.',
         )
+    unknown = [name for name in raw if name not in _CANCEL_CHECKS and name != "task_ids"]
+    if unknown:
+        raise invalid([unknown_field(name, "", ("task_ids", *_CANCEL_CHECKS)) for name in unknown])
     if "task_ids" in raw:
         if len(raw) > 1:
-            raise BadRequest("malformed_request", "task_ids cannot be combined with filters.")
-        return CancelRequest(_named(raw["task_ids"]), CancelTasks())
-    checks: dict[str, tuple[str, Check]] = {
-        "status": ("status", _live_status),
-        "tenant": ("tenant_id", fields.tenant),
-        "tenant_id": ("tenant_id", fields.tenant),
-        "pool": ("pool", fields.pool),
-        "priority": ("priority", fields.priority),
-        "array": ("array_id", _array_id),
-    }
+            raise invalid([_not_with_ids(name) for name in raw if name != "task_ids"])
+        return CancelRequest(_named(raw["task_ids"]), CancelTasks(), {})
     values: dict[str, Any] = {}
     for name, value in raw.items():
-        if name not in checks:
-            raise invalid([unknown_field(name, "", checks)])
-        target, check = checks[name]
+        target, check = _CANCEL_CHECKS[name]
         try:
             values[target] = check(value)
         except Unacceptable as bad:
             raise invalid([field_error(name, value, bad)]) from None
-    return CancelRequest((), CancelTasks(**values))
+    terms = {name: values.pop(name) for name in TERMS if name in values}
+    return CancelRequest((), CancelTasks(**values), terms)
+
+
+def decode_reason(body: bytes) -> str:
+    """For orders about nodes and GPUs: `{}` or `{reason: "..."}`."""
+    raw = parse_json(body) if body.strip() else {}
+    if type(raw) is not dict:
+        raise BadRequest("malformed_request", 'The body must be {} or {"reason": "..."}.')
+    unknown = [name for name in raw if name != "reason"]
+    if unknown:
+        raise invalid([unknown_field(name, "", {"reason"}) for name in unknown])
+    try:
+        return str(fields.name(raw.get("reason") or ""))
+    except Unacceptable as bad:
+        raise invalid([FieldError(path="reason", detail=f"Expected {bad.expected}.")]) from None
 
 
 def decode_target(body: bytes) -> bool:
     """For hold and release: whether the body says that an array is meant. Its id means the array anyway."""
     raw = parse_json(body) if body else {}
     return _is_array(raw, set())
+
+
+def decode_nothing(body: bytes) -> None:
+    """For calls whose body is `{}`."""
+    raw = parse_json(body) if body.strip() else {}
+    if type(raw) is not dict:
+        raise BadRequest("malformed_request", "The body must be {}.")
+    if raw:
+        raise invalid([unknown_field(name, "", ()) for name in raw])
 
 
 def decode_priority(body: bytes) -> tuple[int, bool]:
@@ -101,10 +121,24 @@ def _array_id(value: object) -> TaskId:
     return named
 
 
-def _live_status(value: object) -> TaskStatus:
-    if isinstance(value, str) and value in {"pending", "running"}:
-        return TaskStatus(value)
+def _live_status(value: object) -> TaskStatus | None:
+    """None: both, written as in the list: `pending,running`."""
+    words = {word.strip() for word in value.split(",")} if isinstance(value, str) else set()
+    if words == {"pending", "running"}:
+        return None
+    if words in ({"pending"}, {"running"}):
+        return TaskStatus(words.pop())
     raise Unacceptable("pending or running: other tasks have ended")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise Unacceptable("text that is not empty")
+
+
+def _not_with_ids(name: str) -> FieldError:
+    return FieldError(path=name, detail="A filter cannot be combined with task_ids.")
 
 
 def _named(value: object) -> tuple[Named, ...]:
@@ -120,3 +154,14 @@ def _named(value: object) -> tuple[Named, ...]:
             raise invalid([field_error(f"task_ids[{number}]", item, expected)])
         found[named] = None
     return tuple(found)
+
+
+_CANCEL_CHECKS: dict[str, tuple[str, Check]] = {
+    "status": ("status", _live_status),
+    "tenant": ("tenant_id", fields.tenant),
+    "tenant_id": ("tenant_id", fields.tenant),
+    "pool": ("pool", fields.pool),
+    "priority": ("priority", fields.priority),
+    "array": ("array_id", _array_id),
+    **{name: (name, _text) for name in TERMS},
+}

@@ -285,7 +285,8 @@ def _of_thing(rejection: OfThings) -> Meaning:
             return Meaning(
                 409,
                 "The node is in use",
-                f"Node {rejection.node_id!r} is {rejection.status} and holds {rejection.leases} running tasks.",
+                f"Node {rejection.node_id!r} is {rejection.status}; running tasks: {rejection.leases}. Only a node "
+                "that is offline and has none can be removed: drain it, then stop its agent.",
             )
         case r.NodeNotOffline():
             return Meaning(

@@ -57,7 +57,8 @@ def of_tenant(rejection: OfTenants, *, batch: bool) -> Meaning:
             return Meaning(
                 409,
                 "The tenant has tasks",
-                f"{rejection.waiting:,} tasks of tenant {rejection.tenant_id!r} wait and {rejection.running:,} run.",
+                f"Tenant {rejection.tenant_id!r} still has tasks: {rejection.waiting:,} waiting, {rejection.running:,} "
+                "running. It can be removed when all of them have ended.",
             )
         case r.TooManyTenants():
             return Meaning(409, "Too many tenants", f"At most {rejection.limit:,} tenants are allowed.")

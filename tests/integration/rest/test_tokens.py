@@ -164,6 +164,17 @@ def test_a_cancel_by_filters_takes_only_own_tasks(world) -> None:
     assert world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"][0]["tenant_id"] == "rival"
 
 
+def test_a_cancel_by_name_takes_only_own_tasks(world) -> None:
+    made = new_token(world, tenants=["lab", "second"])
+    for tenant in ("lab", "second", "rival"):
+        world.submit(tenant_id=tenant, name="sweep")
+    for wanted, number in (({"tenant": "rival"}, 0), ({"tenant": "second"}, 1), ({}, 1)):
+        body = {"name": "sweep", **wanted}
+        reply = ask(world, made["token"], "POST", "/api/v1/tasks/cancel", body)
+        assert reply.body == {"cancelled": number}
+    assert world.ask("GET", "/api/v1/tasks?status=pending").body["tasks"][0]["tenant_id"] == "rival"
+
+
 @pytest.mark.parametrize(
     "query", ["", "?status=cancelled", "?q=e", "?sort=oldest", "?tenant=rival", "?node=n1"]
 )

@@ -9,7 +9,14 @@ import pytest
 
 from dgpu.core import rejections
 from dgpu.core.model.dependencies import Dependency
-from dgpu.core.rejections import NeverFits, Rejection, StorageFull, TimeoutTooLong
+from dgpu.core.rejections import (
+    NeverFits,
+    NodeBusy,
+    Rejection,
+    StorageFull,
+    TenantBusy,
+    TimeoutTooLong,
+)
 from dgpu.wire.problem import AnyRejection, problem_of
 
 
@@ -66,3 +73,11 @@ def test_a_full_disk_is_507() -> None:
 def test_a_problem_is_encoded_as_rfc_9457_says() -> None:
     told = msgspec.to_builtins(problem_of(StorageFull()))
     assert {"type", "title", "status", "detail"} <= told.keys()
+
+
+def test_a_refused_removal_says_when_it_is_possible() -> None:
+    """Numbers alone do not tell an operator what to do."""
+    busy = problem_of(TenantBusy(tenant_id="lab", waiting=0, running=1)).detail
+    assert "removed when all of them have ended" in busy
+    node = problem_of(NodeBusy(node_id="n1", leases=0, status="ready")).detail
+    assert "drain it, then stop its agent" in node

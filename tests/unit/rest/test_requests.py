@@ -377,7 +377,7 @@ def test_equal_shapes_of_a_batch_are_one_value() -> None:
 
 def test_cancel_takes_ids_or_filters_but_never_nothing() -> None:
     assert decode_cancel(b'{"task_ids": ["task-1", "2", 3, "task-1"]}').named == (1, 2, 3)
-    _, command = decode_cancel(b'{"status": "pending", "tenant": "lab", "priority": "high", "pool": "batch"}')
+    _, command, _ = decode_cancel(b'{"status": "pending", "tenant": "lab", "priority": 80, "pool": "batch"}')
     assert (command.status, command.tenant_id, command.priority, command.pool) == (
         "pending",
         "lab",

@@ -19,11 +19,9 @@ from dgpu.service.rest.tasks import Given, LimitQuery, Who
 from dgpu.service.views.cluster import gpu_list, node_answer, node_list, one_gpu
 from dgpu.service.views.schedulers import scheduler_list
 from dgpu.service.views.tasks import queue_entry
-from dgpu.wire import fields
-from dgpu.wire.answers import FieldError, Health, QueuePage, Ready, Removed
+from dgpu.wire.answers import Health, QueuePage, Ready, Removed
+from dgpu.wire.change_requests import decode_reason
 from dgpu.wire.cluster_answers import GpuAnswer, GpuList, NodeAnswer, NodeList
-from dgpu.wire.fields import Unacceptable
-from dgpu.wire.json_body import BadRequest, parse_json
 from dgpu.wire.problem import problem_of
 from dgpu.wire.scheduler_answers import SchedulerList
 
@@ -163,16 +161,7 @@ async def _node(rest: Backend, node_id: str) -> NodeAnswer:
 
 
 async def _reason(request: Request[Any, Any, Any]) -> str:
-    body = await request.body()
-    raw = parse_json(body) if body.strip() else {}
-    if type(raw) is not dict or raw.keys() - {"reason"}:
-        raise BadRequest("malformed_request", 'The body must be {} or {"reason": "..."}.')
-    try:
-        return str(fields.name(raw.get("reason") or ""))
-    except Unacceptable as bad:
-        detail = f"Expected {bad.expected}."
-        error = FieldError(path="reason", detail=detail)
-        raise BadRequest("invalid_field", f"reason: {detail}", errors=[error]) from None
+    return decode_reason(await request.body())
 
 
 @get(

@@ -14,6 +14,7 @@ from dgpu.service.rest.describe_browser import browser_calls, browser_schemas
 from dgpu.service.rest.tasks import Given
 from dgpu.wire.alert_fields import SILENCE_FIELDS
 from dgpu.wire.answers import PROBLEM_JSON
+from dgpu.wire.change_requests import TERMS
 from dgpu.wire.secret_body import SECRET_BODY_FIELDS
 from dgpu.wire.task_fields import TASK_FIELDS
 from dgpu.wire.tenant_fields import QUOTA_FIELDS, TENANT_FIELDS
@@ -215,7 +216,7 @@ def _describe_quota_answer(paths: dict[str, Any]) -> None:
 
 
 def _describe_cancel(paths: dict[str, Any]) -> None:
-    names = ("status", "tenant", "pool", "priority")
+    names = ("status", "tenant", "pool", "priority", *TERMS)
     body = {
         "type": "object",
         "properties": {

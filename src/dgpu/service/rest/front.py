@@ -124,8 +124,7 @@ class Front:
         elif method == "POST" and (call := HOT_CALLS.get(path.rstrip("/"))) is not None:
             await self._hot(call, scope, headers, receive, send)
         elif method in {"GET", "HEAD"} and (probe := _PROBES.get(path)) is not None:
-            status, answer = await probe(self._backend, scope["query_string"])
-            await self._send(send, status, msgspec.json.encode(answer), request_id)
+            await self._probe(probe(self._backend, scope["query_string"]), send, request_id)
         elif method in {"GET", "HEAD"} and path == "/metrics":
             answering = self._backend.scrapes.answer(scope["state"]["principal"], scope["query_string"])
             await self._answer(answering, send, request_id, METRICS_TYPE)
@@ -167,6 +166,14 @@ class Front:
             await send_problem(send, problem, request_id, extra)
             return
         await self._send(send, 201, body, request_id)
+
+    async def _probe(self, probing: Awaitable[tuple[int, Any]], send: Send, request_id: str) -> None:
+        try:
+            status, answer = await probing
+        except BadRequest as error:
+            await send_problem(send, problem_of_bad_request(error), request_id, {})
+            return
+        await self._send(send, status, msgspec.json.encode(answer), request_id)
 
     async def _task_list(self, scope: Scope) -> bytes:
         query = scope["query_string"]

@@ -15,7 +15,7 @@ from dgpu.service.rest.tenants import TenantIdText
 from dgpu.service.secrets.rotation import NotRotated, rotate
 from dgpu.service.secrets.vault import Vault
 from dgpu.wire.answers import FieldError, Problem, Removed, instant
-from dgpu.wire.json_body import BadRequest, parse_json
+from dgpu.wire.change_requests import decode_nothing
 from dgpu.wire.problem import problem_of
 from dgpu.wire.requests import invalid
 from dgpu.wire.secret_answers import Rotated, SecretAnswer, SecretList
@@ -75,9 +75,7 @@ async def delete_secret(rest: Given, tenant_id: TenantIdText, name: SecretName) 
     status_code=200,
 )
 async def rotate_secrets(rest: Given, request: Request[Any, Any, Any]) -> Rotated:
-    body = await request.body()
-    if (parse_json(body) if body.strip() else {}) != {}:
-        raise BadRequest("malformed_request", "The body must be {}.")
+    decode_nothing(await request.body())
     vault = _vault(rest)
     if rest.is_rotating:
         detail = "Another rotation is under way. It is complete when its own call has answered."

@@ -23,6 +23,7 @@ from dgpu.service.history.reader import HistoryDamaged
 from dgpu.service.rest import arrays, listing, task_list
 from dgpu.service.rest.attempts import attempts_of
 from dgpu.service.rest.backend import Backend, ProblemError
+from dgpu.service.rest.live_search import live_ids
 from dgpu.service.rest.open_streams import OpenStream
 from dgpu.service.rest.ownership import refuse_foreign_array, refuse_foreign_task
 from dgpu.service.rest.started_earlier import with_earlier_start
@@ -31,6 +32,7 @@ from dgpu.service.views.task_usage import with_usage
 from dgpu.wire.answers import Cancelled, TaskAnswer, TaskEvents, TaskPage, instant
 from dgpu.wire.change_requests import decode_cancel
 from dgpu.wire.problem import problem_of
+from dgpu.wire.requests import MAX_BATCH_TASKS
 from dgpu.wire.task_names import Element
 
 Given = NamedDependency[SkipValidation[Backend]]
@@ -216,20 +218,33 @@ def _is_cancelled(rejection: Rejection) -> bool:
     status_code=200,
 )
 async def cancel_tasks(rest: Given, who: Who, request: Request[Any, Any, Any]) -> Cancelled:
-    named, command = decode_cancel(await request.body())
+    named, command, terms = decode_cancel(await request.body())
     if named:
         for each in named if who.tenants is not None else ():
             if not isinstance(each, Element):
                 await refuse_foreign_task(rest, who, Action.CHANGE_TASK, each)
         task_ids = await arrays.resolve_names(rest, who, Action.CHANGE_TASK, named)
         return await _cancel(rest, CancelTasks(task_ids=task_ids)) if task_ids else Cancelled(cancelled=0)
+    if command.array_id is not None and who.tenants is not None:
+        await refuse_foreign_array(rest, who, command.array_id)
+    if terms:
+        return await _cancel_found(rest, who, command, terms)
     if who.tenants is None:
         return await _cancel(rest, command)
-    if command.array_id is not None:
-        await refuse_foreign_array(rest, who, command.array_id)
     wanted = who.tenants if command.tenant_id is None else (command.tenant_id,)
     own = [TenantId(each) for each in wanted if may(who, Action.CHANGE_TASK, each)]
     counts = [await _cancel(rest, msgspec.structs.replace(command, tenant_id=each)) for each in own]
+    return Cancelled(cancelled=sum(each.cancelled for each in counts))
+
+
+async def _cancel_found(
+    rest: Backend, who: Principal, command: CancelTasks, terms: dict[str, str]
+) -> Cancelled:
+    """Some filters are not known to the core: the tasks that match now are cancelled by their ids."""
+    own = who.tenants and tuple(each for each in who.tenants if may(who, Action.CHANGE_TASK, TenantId(each)))
+    found = await live_ids(rest, command, terms, own)
+    parts = [found[start : start + MAX_BATCH_TASKS] for start in range(0, len(found), MAX_BATCH_TASKS)]
+    counts = [await _cancel(rest, CancelTasks(task_ids=part)) for part in parts]
     return Cancelled(cancelled=sum(each.cancelled for each in counts))
 
 
