@@ -27,6 +27,7 @@ from dgpu.entry.config_types import AgentConfig, SchedulerConfig
 PREFIX = "DGPU__"
 _MAX_BYTES = 1024 * 1024
 _MAX_TOLD = 50
+_SHARES = {"online_percent": "batch_percent", "batch_percent": "online_percent"}
 
 _Config = TypeVar("_Config", bound=Section)
 
@@ -72,6 +73,7 @@ def _load(
         raise ConfigError(source, [Problem("", f"expected a mapping of sections, got {shown('', written)}")])
     problems: list[Problem] = []
     origins = _override(kind, written, environ, problems)
+    _complete_quota(written.get("quota"), origins)
     conversion = Conversion(origins)
     config: _Config = conversion.struct(kind, written, "")
     problems += conversion.problems
@@ -134,6 +136,18 @@ def _override(
         elif path not in all_keys:
             problems.append(Problem(name, f"unknown key {path}{nearest(path, all_keys)}"))
     return origins
+
+
+def _complete_quota(quota: Any, origins: Mapping[str, str]) -> None:
+    """One share of the quota is enough: the other share is the rest. A share of the environment counts before those of
+    the file.
+    """
+    if not isinstance(quota, dict):
+        return
+    set_outside = [name for name in _SHARES if f"quota.{name}" in origins]
+    given = set_outside or [name for name in _SHARES if name in quota]
+    if len(given) == 1 and type(share := quota[given[0]]) in {int, float} and 0 <= share <= 1:
+        quota[_SHARES[given[0]]] = round(1 - share, 9)
 
 
 def _typed(text: str, *, of: Any) -> Any:

@@ -82,7 +82,7 @@ def test_defaults_agree_with_those_of_the_core() -> None:
     assert rules.max_task_timeout_seconds * 1000 == settings.max_timeout_ms
     assert rules.retry_delay_seconds * 1000 == settings.retry_delay_ms
     assert rules.max_retry_delay_seconds * 1000 == settings.max_retry_delay_ms
-    assert rules.max_waiting_tasks == settings.most_waiting
+    assert rules.max_waiting_tasks == settings.max_waiting
     assert rules.keep_finished_tasks == settings.keep_finished
     assert rules.keep_finished_seconds * 1000 == settings.keep_finished_ms
 
@@ -185,7 +185,7 @@ server: {allowed_hosts: [good, 7, [x]]}
 tenants: [{id: a, weight: 0, pools: [fast]}, 3, {id: a b}, {id: ok}, {id: ok}]
 scheduler: {estimates: {factors: {optimization: big, stability: 1.5}, models: {x: -1}}}
 alerts: {webhooks: [{url: 7, colour: red}, {}], rules: {gpu_error: {severity: bad, enabled: 7}}}
-quota: {online_percent: 0.6}
+quota: {online_percent: 0.6, batch_percent: 0.3}
 """,
     )
     for line in (
@@ -266,7 +266,7 @@ def test_what_this_version_cannot_do_is_refused_instead_of_ignored(tmp_path: Pat
     ("yaml_text", "words"),
     [
         (
-            "quota: {online_percent: 0.6}",
+            "quota: {online_percent: 0.6, batch_percent: 0.3}",
             "quota.batch_percent: is 0.3; with quota.online_percent (0.6) it must add up to 1",
         ),
         ("quota: {online_percent: 1.1}", "quota.online_percent: expected"),
