@@ -21,6 +21,8 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _MIN_BARE_MB = 512
 _LONGEST_SECONDS = 10 * 365 * 86_400
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+_OWN_VARIABLE = re.compile(r"\$(?:DGPU_\w+|\{DGPU_\w+\})", re.ASCII)
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish"})
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 WHENS = ("ok", "any", "failed")
@@ -211,6 +213,14 @@ def parse_labels(entries: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{entry!r} is not a label; write K=V", param_hint="--label")
         labels[name] = value
     return labels
+
+
+def unfilled_variable(words: Sequence[str]) -> str | None:
+    """A variable of dgpu, like $DGPU_PORT, that no shell fills in: a word of a command without a shell."""
+    if len(words) < 2 or words[0].rpartition("/")[2] in _SHELLS:
+        return None
+    found = (_OWN_VARIABLE.search(word) for word in words if not any(map(str.isspace, word)))
+    return next((match[0] for match in found if match), None)
 
 
 def parse_command(words: Sequence[str]) -> str | list[str]:

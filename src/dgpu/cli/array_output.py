@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dgpu.client.sync import Client
     from dgpu.wire.answers import TaskAnswer
 
-MAX_SHOWN = 100  # tasks, one after another
+MAX_SHOWN = 100  # tasks, one after another on a terminal; in a pipe all of them
 MAX_FOLLOWED = 16  # tasks at once; the others follow as these end
 _LOOK_SECONDS = 0.5
 _PAGE = 500
@@ -34,14 +35,14 @@ def show_outputs(
     tail: int | None,
     chosen: Mapping[str, Any] = NOTHING,
 ) -> None:
-    """The first tasks that have started, by id, each below a heading.
+    """The tasks that have started, by id, each below a heading; on a terminal only the first ones.
 
     `chosen`: further arguments of Client.stream_logs.
     """
     number = array.task_id.removeprefix("task-")
     shown = 0
-    for task in _started(client, array.task_id, "running,success,failed,cancelled"):
-        if shown == MAX_SHOWN:
+    for task in started(client, array.task_id, "running,success,failed,cancelled"):
+        if shown == MAX_SHOWN and sys.stdout.isatty():
             note(f"… and more. The output of one task: dgpu logs {number}_INDEX")
             return
         put = write()
@@ -84,7 +85,7 @@ def follow_outputs(
         is_over = is_final(array)
         # Tasks that began and ended between two looks are found at the end.
         states = "success,failed,cancelled,running" if is_over else "running"
-        for task in patiently(lambda states=states: list(_started(client, array_id, states))):  # type: ignore[misc]
+        for task in patiently(lambda states=states: list(started(client, array_id, states))):  # type: ignore[misc]
             followers.add(task)
         if is_over:
             followers.finish()
@@ -110,7 +111,7 @@ def run_array(client: Client, array_id: str, write: Callable[[], Write]) -> int:
     return task_code(ended)
 
 
-def _started(client: Client, array_id: str, states: str) -> Iterator[TaskAnswer]:
+def started(client: Client, array_id: str, states: str) -> Iterator[TaskAnswer]:
     found = client.list(page_size=_PAGE, array=array_id, status=states, sort="oldest")
     return (task for task in found if task.attempt)
 

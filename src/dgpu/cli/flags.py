@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -137,7 +137,11 @@ def parameters_of(function: object) -> tuple[Parameter, ...]:
 
 
 def make_value_optional(parameter: Parameter, default: str, is_value: Callable[[str], bool]) -> None:
-    """`--name` alone means `--name=default`, unless the next word is a value of it. typer has no such option."""
+    """`--name` alone means `--name=default`, unless the next word is a value of it. typer has no such option.
+
+    A single word between `--name` and `--` is always the value: a command begins after `--`. A wrong value is then
+    refused, and is not taken for the command.
+    """
     (name,) = parameter.opts
     add = parameter.add_to_parser
 
@@ -146,10 +150,16 @@ def make_value_optional(parameter: Parameter, default: str, is_value: Callable[[
         match = parser._match_long_opt  # noqa: SLF001 - there is no public place
 
         def match_long_opt(opt: str, explicit_value: str | None, state: Any) -> None:
-            if opt == name and explicit_value is None and not (state.rargs and is_value(state.rargs[0])):
+            if opt == name and explicit_value is None and not _begins_with_value(state.rargs, is_value):
                 explicit_value = default
             match(opt, explicit_value, state)
 
         parser._match_long_opt = match_long_opt  # noqa: SLF001
 
     parameter.add_to_parser = add_to_parser  # type: ignore[method-assign]
+
+
+def _begins_with_value(words: Sequence[str], is_value: Callable[[str], bool]) -> bool:
+    if not words or words[0].startswith("-"):
+        return False
+    return is_value(words[0]) or list(words[1:2]) == ["--"]

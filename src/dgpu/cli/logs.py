@@ -9,9 +9,10 @@ from dgpu.cli.arguments import parse_ids
 from dgpu.cli.array_output import follow_outputs, show_outputs
 from dgpu.cli.connection import connect
 from dgpu.cli.failures import note
-from dgpu.cli.flags import flags_of
+from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.following import OutputFollower
 from dgpu.cli.formats import in_our_zone
+from dgpu.cli.output_documents import print_array_outputs, print_output
 from dgpu.cli.terminal_output import output_writer
 from dgpu.client.language import waiting
 
@@ -56,6 +57,7 @@ def logs(
 
     Of an array, the output of its tasks one after another. With -f, lines begin with the index of their task.
     On a terminal, control sequences other than colours are shown as "?". In a pipe nothing is changed.
+    -o json prints one document for each task, with its output as text.
     """
     if head is not None and tail is not None:
         raise typer.BadParameter("--head and --tail exclude each other")
@@ -67,7 +69,37 @@ def logs(
         "times": times,
         "stream": "stderr" if stderr else None,
     }
-    _show(connect(flags_of(ctx)), task_id, attempt, rank, tail, chosen, follow=follow, raw=raw)
+    client = connect(flags := flags_of(ctx))
+    if not flags.is_table:
+        _print(client, task_id, {**chosen, "tail": tail}, attempt, rank, flags, follow=follow)
+        return
+    _show(client, task_id, attempt, rank, tail, chosen, follow=follow, raw=raw)
+
+
+def _print(
+    client: Client,
+    task_id: str,
+    chosen: dict[str, Any],
+    attempt: int | None,
+    rank: int | None,
+    flags: Flags,
+    *,
+    follow: bool,
+) -> None:
+    if follow:
+        raise typer.BadParameter(f"-f shows text as it is written; -o {flags.output} needs the whole output")
+    found = client.get(task_id)
+    if found.array is None or found.array.count == 1:
+        print_output(client, found, {**chosen, "attempt": attempt, "rank": rank}, flags)
+        return
+    _refuse_one_run(task_id, attempt, rank)
+    print_array_outputs(client, found, chosen, flags)
+
+
+def _refuse_one_run(task_id: str, attempt: int | None, rank: int | None) -> None:
+    if attempt is not None or rank is not None:
+        name = task_id.removeprefix("task-")
+        raise typer.BadParameter(f"--attempt and --rank are of one task; name it, for example {name}_0")
 
 
 def _show(
@@ -84,9 +116,7 @@ def _show(
     """`chosen`: further arguments of Client.stream_logs."""
     found = client.get(task_id)
     if found.array is not None and found.array.count > 1:
-        if attempt is not None or rank is not None:
-            name = task_id.removeprefix("task-")
-            raise typer.BadParameter(f"--attempt and --rank are of one task; name it, for example {name}_0")
+        _refuse_one_run(task_id, attempt, rank)
         show = follow_outputs if follow else show_outputs
         show(client, found, lambda: output_writer(raw=raw), tail, chosen)
         return

@@ -69,12 +69,14 @@ def follow_task(client: Client, task_id: str, *, told: bool = False) -> int:
     return task_code(ended)
 
 
-def run_at_terminal(ctx: typer.Context, command: Sequence[str]) -> int:
+def run_at_terminal(
+    ctx: typer.Context, command: Sequence[str], *, without_terminal: str = "Leave out -it"
+) -> int:
     from dgpu.cli.conversation import require_terminal
 
     flags = flags_of(ctx)
     flags.returns_task_code = True
-    require_terminal("Leave out -it")
+    require_terminal(without_terminal)
     client = connect(flags)
     return follow_at_terminal(client, s.task_fields(ctx, command))
 

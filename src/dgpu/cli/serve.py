@@ -106,6 +106,6 @@ def parse_replicas(text: str) -> tuple[int, int]:
 
 
 def _name_of(word: str) -> str:
-    """From app:factory or a program."""
-    module: Any = word.partition(":")[0].rpartition("/")[2].partition(".")[0]
+    """From app:factory, a program, or a line for the shell that begins with one."""
+    module: Any = word.strip().partition(" ")[0].partition(":")[0].rpartition("/")[2].partition(".")[0]
     return re.sub(r"[^a-z0-9]+", "-", module.lower()).strip("-") or "service"

@@ -6,6 +6,7 @@ import typer
 
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.each import remove_each
+from dgpu.cli.failures import note
 from dgpu.cli.flags import Flags, flags_of
 from dgpu.cli.formats import clock
 from dgpu.cli.output import Column, print_document, print_rows, print_table, repeat
@@ -49,6 +50,8 @@ def services(ctx: typer.Context) -> None:
     def show() -> None:
         found = builtins(client.services())
         print_rows({"services": found}, found, COLUMNS, "name", flags)
+        if flags.is_table and not found:
+            note("There are no services. To run one: dgpu serve --help")
 
     repeat(show, flags)
 

@@ -18,4 +18,5 @@ def shell(
     """Queue your shell with a terminal on a GPU; the same as run -it -- $SHELL. Ctrl-P Ctrl-Q detaches."""
     if command:
         raise typer.BadParameter(f"unexpected {command[0]!r}; for a command: dgpu run -it -- CMD")
-    return run_at_terminal(ctx, [os.environ.get("SHELL") or "/bin/sh"])
+    program = os.environ.get("SHELL") or "/bin/sh"
+    return run_at_terminal(ctx, [program], without_terminal="To run a command: dgpu run -- CMD")

@@ -25,7 +25,9 @@ from dgpu.cli.arguments import (
     parse_priority,
     parse_secrets,
     read_env_file,
+    unfilled_variable,
 )
+from dgpu.cli.failures import note
 from dgpu.cli.flags import make_value_optional, parameters_of
 from dgpu.client.surroundings import BadSettings, all_variables, current_directory, surrounded
 
@@ -262,7 +264,13 @@ def task_fields(ctx: typer.Context, command: Sequence[str]) -> dict[str, Any]:
 
     script = script_in(command)
     if script is None:
-        return described(given_options(ctx), command)
+        task = described(given_options(ctx), command)
+        if found := unfilled_variable(command):
+            note(
+                f"{found} is sent as it is: several words run without a shell. In one pair of single quotes, "
+                "the whole command runs in the shell of the node, which fills it in."
+            )
+        return task
     script.tell()
     task = described(script.with_flags(given_options(ctx)), command)
     return script.in_task(task, command)

@@ -164,7 +164,7 @@ def test_run_of_an_array_shows_lines_with_their_index_and_returns_a_code_that_is
     assert "1 failed, 3/4 done (failed: 7_1)" in err
 
 
-def test_logs_of_an_array_have_a_heading_for_each_task_and_tell_of_lost_output(dgpu, server):
+def holds_output_of_one_and_lost_that_of_another(server) -> None:
     server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=3, failed=1))
     lists(server, ([started(7, "success"), started(8, "failed", exit_code=3), task(9)], 3))
     server.answers["GET", "/api/v1/tasks/task-7/logs"] = (200, b"one\ntwo")
@@ -172,10 +172,38 @@ def test_logs_of_an_array_have_a_heading_for_each_task_and_tell_of_lost_output(d
         404,
         problem(404, "output_unavailable", "It is lost."),
     )
+
+
+def test_logs_of_an_array_have_a_heading_for_each_task_and_tell_of_lost_output(dgpu, server):
+    holds_output_of_one_and_lost_that_of_another(server)
     code, out, _ = dgpu("logs", "7", "--server", server.url)
     wanted = "==> 7_0 (success) <==\none\ntwo\n\n==> 7_1 (exit code 3) <==\n[dgpu: It is lost.]\n"
     assert (code, out) == (0, wanted)
     assert dgpu("logs", "7", "--rank", "1", "--server", server.url)[0] == 2
+
+
+def test_logs_of_an_array_are_documents_for_programs(dgpu, server):
+    """Lost output is null, not an empty text."""
+    holds_output_of_one_and_lost_that_of_another(server)
+    code, out, _ = dgpu("logs", "7", "--json", "--server", server.url)
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert (code, [(each["task_id"], each["output"], each["error"]) for each in documents]) == (
+        0,
+        [("task-7", "one\ntwo", ""), ("task-8", None, "It is lost.")],
+    )
+    assert dgpu("logs", "7", "-o", "name", "--server", server.url)[1] == "task-7\ntask-8\n"
+    assert dgpu("logs", "7", "--json", "--rank", "1", "--server", server.url)[0] == 2
+
+
+def test_logs_of_a_large_array_are_complete_in_a_pipe(dgpu, server, monkeypatch):
+    monkeypatch.setattr("dgpu.cli.array_output.MAX_SHOWN", 1)
+    server.answers["GET", "/api/v1/tasks/task-7"] = (200, array(success=4))
+    lists(server, ([started(7, "success"), started(8, "success")], 2))
+    server.answers["GET", "/api/v1/tasks/task-7/logs"] = (200, b"one\n")
+    server.answers["GET", "/api/v1/tasks/task-8/logs"] = (200, b"two\n")
+    _, out, err = dgpu("logs", "7", "--server", server.url)
+    assert out.count("==>") == 2
+    assert "and more" not in err
 
 
 def test_a_line_of_several_pieces_is_written_as_one():

@@ -200,6 +200,33 @@ def test_serve_asks_for_the_function_of_a_module(dgpu, server, monkeypatch, tmp_
     assert server.requests == []
 
 
+def test_an_empty_list_of_services_says_how_to_run_one(dgpu, server) -> None:
+    server.answers["GET", "/api/v1/services"] = (200, {"services": [], "total": 0})
+    told = "There are no services. To run one: dgpu serve --help\n"
+    assert dgpu("--server", server.url, "services") == (0, "", told)
+    assert dgpu("--server", server.url, "services", "-o", "name") == (0, "", "")
+
+
+def test_a_shell_without_a_terminal_names_what_works_without_one(dgpu) -> None:
+    """-it is implied and cannot be left out."""
+    code, _, err = dgpu("shell")
+    assert (code, "is not a terminal. To run a command: dgpu run -- CMD" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("chat.app:factory", "chat"),
+        ("./bin/Server", "server"),
+        ("vllm serve ./weights --port $DGPU_PORT", "vllm"),
+    ],
+)
+def test_the_name_of_a_service_is_that_of_its_module_or_program(word, name) -> None:
+    from dgpu.cli.serve import _name_of
+
+    assert _name_of(word) == name
+
+
 def test_why_ends_with_one_full_stop() -> None:
     from dgpu.cli.why import page
 

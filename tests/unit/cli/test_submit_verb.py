@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 
@@ -45,6 +46,40 @@ def test_a_bare_submit_sends_where_and_with_what_the_shell_would_run_it(submit, 
 
 def test_who_submits_can_be_said_for_somebody_else(submit):
     assert submit("--label", "user=ann", "--", "true")["labels"] == {"user": "ann"}
+
+
+@pytest.mark.parametrize(
+    ("words", "directory"),
+    [
+        (["no-such-project", "--", "python"], "no-such-project"),
+        (["--", "python"], "."),
+        (["-G", "1", "--", "python"], "."),
+        (["--hold", "--", "python"], "."),
+        (["python"], "."),
+    ],
+)
+def test_a_word_between_upload_and_the_command_is_its_directory(dgpu, words, directory):
+    """A mistyped directory is refused later: it must not become the command, with an upload of this directory."""
+    code, out, err = dgpu("submit", "--print", "--json", "--upload", *words)
+    assert code == 0, err
+    assert (json.loads(out)["upload"], json.loads(out)["command"]) == (directory, ["python"])
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["serve.py", "--port", "$DGPU_PORT"], True),
+        (["serve.py", "--port=${DGPU_PORT}"], True),
+        (["serve.py --port $DGPU_PORT"], False),
+        (["sh", "-c", "serve.py --port $DGPU_PORT"], False),
+        (["/bin/sh", "-c", "echo>$DGPU_TASK_ID"], False),
+        (["serve.py", "$HOME"], False),
+    ],
+)
+def test_a_variable_that_no_shell_fills_in_is_told(dgpu, words, is_told):
+    """The quotes protect it from the user's shell, and the program would get it as text."""
+    code, _, err = dgpu("submit", "--print", "--json", "--", *words)
+    assert (code, "is sent as it is: several words run without a shell" in err) == (0, is_told)
 
 
 def test_a_clean_environment_sends_neither(submit):

@@ -175,6 +175,22 @@ def test_logs_are_passed_on_byte_by_byte(dgpu, server):
     assert dgpu("logs", "3", "--server", server.url)[1] == "a\x00é\n"
 
 
+def test_logs_are_a_document_for_programs(dgpu, server):
+    server.answers["GET", "/api/v1/tasks/task-3"] = (200, task(3, "running", attempt=2))
+    server.answers["GET", "/api/v1/tasks/task-3/logs"] = (200, b"one\n\xfftwo\n")
+    code, out, _ = dgpu("logs", "3", "--json", "--server", server.url)
+    wanted = {
+        "task_id": "task-3",
+        "attempt": 2,
+        "status": "running",
+        "output": "one\n\ufffdtwo\n",
+        "error": "",
+    }
+    assert (code, json.loads(out)) == (0, wanted)
+    assert dgpu("logs", "3", "-o", "name", "--server", server.url)[1] == "task-3\n"
+    assert dgpu("logs", "3", "-f", "--json", "--server", server.url)[0] == 2
+
+
 def test_cancel_all_sends_the_filters(dgpu, server):
     server.answers["POST", "/api/v1/tasks/cancel"] = (200, {"cancelled": 5})
     _, out, err = dgpu("cancel", "--all", "-A", "team", "-s", "pending", "--server", server.url)
