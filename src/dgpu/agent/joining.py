@@ -135,9 +135,9 @@ def _read(connection: ssl.SSLSocket, kind: type[T]) -> T:
     while not content.endswith(b"\n"):
         piece = connection.recv(4_096)
         if not piece or len(content) > MAX_MESSAGE_BYTES:
-            raise SchedulerUnreachable("The other end is not a scheduler that lets machines join.")
+            raise ConnectionError("the other end is not a scheduler that lets machines join")
         content += piece
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise SchedulerUnreachable("The other end is not a scheduler that lets machines join.") from error
+        raise ConnectionError("the other end is not a scheduler that lets machines join") from error

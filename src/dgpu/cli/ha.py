@@ -49,7 +49,7 @@ def init(
     from dgpu.entry.ha.init import initiate
 
     with _refusals(HaFailure):
-        done = initiate(_data_dir(directory, config), members, me)
+        done = initiate(_founder_dir(directory, config), members, me)
     _print(done, done.me, ctx)
     note(
         f"The cluster was founded with group {done.index}, epoch {done.epoch}, {done.tasks} tasks."
@@ -58,8 +58,10 @@ def init(
     )
     _configure(config, done.members, done.me)
     others = [each for each in done.members if each != done.me]
+    where = f" --config {config}" if config is not None else f" --dir {done.directory}" if directory else ""
     note("Next: start the scheduler. When it runs, one machine after the other:")
-    note(f"  dgpu ha token {others[0]}, and dgpu ha token {others[1]} --witness")
+    note(f"  dgpu ha token {others[0]}{where}")
+    note(f"  dgpu ha token {others[1]} --witness{where}")
 
 
 @app.command()
@@ -84,7 +86,7 @@ def token(
         raise typer.BadParameter("at most 30d", param_hint="--expires")
     role: Literal["scheduler", "witness"] = "witness" if witness else "scheduler"
     with _refusals(HaFailure):
-        made = str(invite_member(_data_dir(directory, config), address, role, seconds))
+        made = str(invite_member(_member_dir(directory, config), address, role, seconds))
     _print({"token": made, "member": address, "role": role, "expires_in_seconds": seconds}, made, ctx)
     flag = " --witness" if witness else " --config scheduler.yaml"
     note(
@@ -96,7 +98,7 @@ def token(
 def join(
     ctx: typer.Context,
     server: Annotated[
-        str, typer.Option("--server", metavar="HOST:PORT", help="The first scheduler's server.join_address.")
+        str, typer.Option("--server", metavar="HOST:PORT[,…]", help="server.join_address of each scheduler.")
     ],
     token: Annotated[
         str,
@@ -121,7 +123,9 @@ def join(
     text = sys.stdin.readline() if token == "-" else token  # noqa: S105 - not a password
     target = directory or (DEFAULT_DIR if witness else None)
     with _refusals(HaFailure):
-        joined = join_cluster(_data_dir(target, config), server, text, "witness" if witness else "scheduler")
+        joined = join_cluster(
+            _founder_dir(target, config), server, text, "witness" if witness else "scheduler"
+        )
     _print(joined, joined.me, ctx)
     if not witness:
         _configure(config, joined.members, joined.me)
@@ -178,7 +182,7 @@ def handover(
     from dgpu.entry.ha.handover import hand_over
 
     with _refusals(HaFailure):
-        done = hand_over(_data_dir(directory, config), from_name)
+        done = hand_over(_member_dir(directory, config), from_name)
     if done is None:
         note(f"{from_name} does not lead; nothing was changed.")
         return ExitCode.OK
@@ -206,7 +210,7 @@ def replace(
     from dgpu.entry.ha.replacing import replace_member
 
     with _refusals(HaFailure):
-        done = replace_member(_data_dir(directory, config), old, new)
+        done = replace_member(_member_dir(directory, config), old, new)
     _print(done, done.new, ctx)
     note(
         f"{done.old} is no member any more; {done.new} may join. Next, here: dgpu ha token {done.new} [--witness]"
@@ -223,7 +227,7 @@ def leave(ctx: typer.Context, directory: Directory = None, config: Config = None
     from dgpu.entry.ha.leaving import leave_cluster
 
     with _refusals(HaFailure):
-        done = leave_cluster(_data_dir(directory, config))
+        done = leave_cluster(_member_dir(directory, config))
     _print(done, done.me, ctx)
     note(f"{done.directory} goes on alone after group {done.index}.")
     if config is not None and remove_managed(config):
@@ -274,8 +278,10 @@ def restore(
 
 
 def _configure(config: Path | None, members: tuple[str, ...], me: str) -> None:
-    from dgpu.entry.ha.config_text import managed_lines, write_managed
+    from dgpu.entry.ha.config_text import is_managed, managed_lines, write_managed
 
+    if config is not None and is_managed(config, members, me):
+        return
     if config is not None and write_managed(config, members, me):
         note(f"{config} has the section ha now, and storage.journal: etcd.")
     else:
@@ -287,7 +293,13 @@ def _refusals(kind: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        raise CliFailure(f"{str(error)[:1].upper()}{str(error)[1:]}.", ExitCode.REFUSED) from None
+        raise CliFailure(_sentence(str(error)), ExitCode.REFUSED) from None
+
+
+def _sentence(text: str) -> str:
+    """Names of hosts and files keep their first letter."""
+    is_word = text.partition(" ")[0].rstrip(":,").isalpha()
+    return f"{text[:1].upper() if is_word else text[:1]}{text[1:].rstrip('.')}."
 
 
 def _status_of(directory: Path | None, config: Path | None) -> HaStatus:
@@ -312,6 +324,32 @@ def _has_member() -> bool:
     except (HaFailure, OSError):
         return False
     return True
+
+
+def _founder_dir(directory: Path | None, config: Path | None) -> Path:
+    """Of a scheduler that has a member, or may get one. Raises HaFailure."""
+    from dgpu.entry.config import load_scheduler_config
+    from dgpu.entry.ha.errors import HaFailure
+
+    found = _data_dir(directory, config)
+    if directory is None and load_scheduler_config(config).ha.mode == "external":
+        raise HaFailure(
+            "ha.mode is external: this verb is for members that dgpu runs (ha.mode: managed). To let another scheduler "
+            "lead, stop the one that leads"
+        )
+    return found
+
+
+def _member_dir(directory: Path | None, config: Path | None) -> Path:
+    """Raises HaFailure."""
+    from dgpu.entry.ha.errors import HaFailure
+
+    found = _founder_dir(directory, config)
+    if directory is None and config is None and not _has_member():
+        raise HaFailure(
+            f"{found}, the usual directory, has no member of a cluster: name yours by --config scheduler.yaml or --dir"
+        )
+    return found
 
 
 def _data_dir(directory: Path | None, config: Path | None) -> Path:

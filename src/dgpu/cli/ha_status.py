@@ -58,13 +58,8 @@ def print_local(found: HaStatus, flags: Flags) -> int:
     document: dict[str, Any] = msgspec.to_builtins(found)
     _print(document, flags)
     if flags.is_table:
-        leader = f"{found.leader.name} ({found.leader.http})" if found.leader else "none"
-        behind = (
-            f", {max(0, found.index - found.copied_index)} behind here"
-            if found.copied_index is not None
-            else ""
-        )
-        note(f"Leading scheduler: {leader}. Journal: group {found.index}{behind}, epoch {found.epoch}.")
+        if found.has_quorum:
+            note(_journal(found))
         _note_majority(found.survives if found.has_quorum else None, found.trouble)
     return ExitCode.OK if found.has_quorum else ExitCode.FAILED
 
@@ -93,6 +88,19 @@ def _print(document: dict[str, Any], flags: Flags) -> None:
         if document["schedulers"]:
             typer.echo()
         print_table(document["members"], MEMBERS)
+
+
+def _journal(found: HaStatus) -> str:
+    if found.trouble:
+        return f"The journal cannot be read: {found.trouble}."
+    behind = (
+        f", {max(0, found.index - found.copied_index)} behind here" if found.copied_index is not None else ""
+    )
+    end = f"group {found.index}{behind}, epoch {found.epoch}."
+    if found.leader is not None and not found.leader.http:  # dgpu ha leave was run
+        return f"The journal is {found.leader.name}: {end}"
+    leader = f"{found.leader.name} ({found.leader.http})" if found.leader else "none"
+    return f"Leading scheduler: {leader}. Journal: {end}"
 
 
 def _note_majority(may_stop: int | None, trouble: str) -> None:

@@ -26,6 +26,7 @@ _TYPE_WORDS = {
     "object": "a mapping",
     "null": "nothing",
 }
+_QUOTES = '; YAML reads off, on, yes and no as true or false: write it with quotes, such as "off"'
 _TYPE_NAMES = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
 
 
@@ -92,7 +93,8 @@ class Conversion:
             match = _CONVERT_ERROR.fullmatch(str(error))
             what, where = (match["what"], match["where"]) if match else (str(error), None)
             at = path + (where or "").removeprefix("$")
-            return self._refuse(at, f"{_expected(hint, what)}, got {shown(path, value)}")
+            remedy = _QUOTES if isinstance(value, bool) and _takes_off(hint) else ""
+            return self._refuse(at, f"{_expected(hint, what)}, got {shown(path, value)}{remedy}")
 
     def _refuse(self, path: str, text: str) -> None:
         came_from = next((name for key, name in self._origins.items() if _is_within(path, key)), None)
@@ -144,6 +146,13 @@ def _expected(hint: Any, what: str) -> str:
         return f"expected one of {', '.join(words)}"
     text = what.split(", got ", maxsplit=1)[0].rstrip(".")
     return _TYPE_NAMES.sub(_in_words, f"{text[:1].lower()}{text[1:]}")
+
+
+def _takes_off(hint: Any) -> bool:
+    try:
+        return bool(msgspec.convert("off", hint))
+    except msgspec.ValidationError:
+        return False
 
 
 def _in_words(match: re.Match[str]) -> str:

@@ -135,5 +135,13 @@ def _expanded(path: str) -> str:
 def _password(path: str) -> str:
     if not path:
         return ""
-    with Path(path).expanduser().open("rb") as file:
-        return file.read(_MAX_PASSWORD_BYTES).decode().strip()
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            password = file.read(_MAX_PASSWORD_BYTES).decode().strip()
+    except OSError as error:
+        raise OSError(f"ha.password_file: {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OSError(f"ha.password_file: {path}: is not a text in UTF-8") from error
+    if not password:
+        raise OSError(f"ha.password_file: {path}: is empty")
+    return password

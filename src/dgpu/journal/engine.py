@@ -19,6 +19,9 @@ from dgpu.journal.errors import JournalError
 
 PART_BYTES = 1 << 20  # the largest value of one key: etcd takes requests up to 1.5 MiB
 NOT_KEPT = 1 << 62  # no group that the snapshot covers
+CLOSED = (
+    "closed, and goes on in the single scheduler of "  # begins the name in the leader key of a closed journal
+)
 
 
 class EngineError(JournalError):
@@ -75,6 +78,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     http: str  # URL for people
     grpc: str  # address for agents
     nonce: str
+
+    @property
+    def is_closed(self) -> bool:
+        """`dgpu ha leave` was run: no scheduler can lead here any more. The name says where the tasks are."""
+        return self.name.startswith(CLOSED)
 
 
 class Leader(msgspec.Struct, frozen=True, kw_only=True):

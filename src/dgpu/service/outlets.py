@@ -17,7 +17,7 @@ from dgpu.service.alerts.watch import AlertWatch
 from dgpu.service.audit.trail import AuditTrail
 from dgpu.service.content.store import ContentStore
 from dgpu.service.content.uses import expiring_content
-from dgpu.service.copies.wholeness import Wholeness
+from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def stored_output(options: ServiceOptions, runtime: Runtime) -> AsyncIterator[OutputStreams]:
-    folder = options.data_dir / "logs"
+    folder = options.data_dir / OUTPUT_FOLDER
     store = LogStore(
         folder,
         retention_bytes=options.log_retention_bytes,

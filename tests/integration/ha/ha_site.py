@@ -84,7 +84,7 @@ class HaSite:
 
     def join(self, name: str, address: str, *flags: str):
         token = self.token(address, *flags)
-        server = f"127.0.0.1:{self.join_port}"
+        server = f"127.0.0.1:{free_port()},127.0.0.1:{self.join_port}"  # a standby does not listen
         return self.good(
             "ha", "join", "--dir", self.directory(name), "--server", server, "--token", token, *flags
         )

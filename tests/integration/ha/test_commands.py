@@ -12,8 +12,11 @@ from dgpu.entry.ha.joining import fetch_state
 from dgpu.journal.engine import Candidate
 from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.replicated import ReplicatedJournal
+from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.recovery.lost_tail import readable_state
+from dgpu.wire.machines import JoinToken
 from dgpu.wire.records import encode_group
+from faults.site import free_port
 from integration.ha.member_cluster import eventually, two_ports
 from integration.service.serving import Served
 
@@ -43,6 +46,7 @@ def test_init_takes_over_tasks_and_epoch_and_may_be_repeated(site) -> None:
     assert (first["tasks"], first["epoch"], first["index"]) == (50, before.epoch, index)
     assert (first["new"], first["cluster_id"]) == (True, before.cluster_id)
     assert site.init()["new"] is False
+    assert "No majority of the members answers" in site.bad("ha", "handover", "--dir", site.directory("a"))
     site.start_member("a")
     site.until_healthy(1)
     status = site.status()
@@ -79,6 +83,14 @@ def test_a_standby_follows_a_journal_that_was_taken_over(site) -> None:
         ours.close()
         theirs.close()
         engine.close()
+
+
+def test_the_first_scheduler_of_a_cluster_has_all_output(site) -> None:
+    site.with_tasks(5)
+    epoch = site.init()["epoch"]
+    output = Wholeness(site.directory("a") / OUTPUT_FOLDER)
+    output.on_lead(epoch_before=epoch, last_at=10_000_000, epoch=epoch + 1)
+    assert not output.is_doubtful(1_000_000)
 
 
 def test_leave_goes_back_to_a_single_scheduler_and_closes_the_old_journal(site) -> None:
@@ -176,6 +188,17 @@ def test_wrong_input_is_refused_by_name(site) -> None:
         assert why in told
     assert not site.directory("a").exists()
     assert "has no member" in site.bad("ha", "status", "--dir", site.directory("a"))
+
+
+def test_a_join_that_reaches_no_scheduler_names_the_addresses_and_what_to_give(site) -> None:
+    """Only the master listens, and it may be any of the schedulers."""
+    token = str(JoinToken(join_id="a" * 16, secret="s" * 32, fingerprint="f" * 64))
+    servers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    told = site.bad(
+        "ha", "join", "--dir", site.directory("b"), "--server", ",".join(servers), "--token", token
+    )
+    assert all(f"{server} cannot be reached for joining" in told for server in servers)
+    assert "server.join_address of both schedulers" in told
 
 
 def test_init_needs_a_stopped_scheduler(site) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dgpu.core.model.settings import Settings
 from dgpu.journal.checkpoint import last_index
-from dgpu.journal.engine import EngineRefused
+from dgpu.journal.engine import CLOSED, Candidate, EngineRefused
 from dgpu.journal.errors import NewerVersion
 from dgpu.journal.format import encode_record
 from dgpu.journal.memory_engine import MemoryEngine, SharedState
@@ -97,6 +97,8 @@ async def test_only_the_master_is_ready_as_master(pair: tuple[Member, Member]) -
     master, standby = pair
     assert (await master.ask("/ready?role=master")).status == 200
     assert (await standby.ask("/ready?role=master")).status == 503
+    misspelt = await master.ask("/ready?role=Master")  # all schedulers would look ready to a load balancer
+    assert (misspelt.status, misspelt.body["errors"][0]["path"]) == (400, "role")
     told = await standby.ask("/ready")
     assert told.status == 200
     assert told.body["role"] == "standby"
@@ -353,3 +355,14 @@ def _metrics(member: Member) -> dict[str, float]:
         if line.startswith("engine_")
         for name, _, value in [line.partition(" ")]
     }
+
+
+async def test_a_scheduler_of_a_closed_journal_ends_and_names_the_one_that_goes_on(tmp_path: Path) -> None:
+    """After `dgpu ha leave`, it could only wait for ever, for a master without an address."""
+    shared = SharedState(clock=lambda: 0)  # the leader key of a closed journal has no lease that ends
+    closed = Candidate(name=CLOSED + "gpu-1:9379", http="", grpc="", nonce="")
+    assert MemoryEngine(shared).campaign(closed)
+    left_behind = Member(tmp_path, shared, "b")
+    left_behind.begin()
+    with pytest.raises(EngineRefused, match=r"single scheduler of gpu-1:9379 .* stop its service"):
+        await left_behind.until(lambda: False)

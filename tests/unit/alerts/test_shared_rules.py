@@ -7,7 +7,7 @@ import msgspec
 from dgpu.journal.announced import Announced, MemberHealth, may_stop, quota_used
 from dgpu.service.alerts.rules import Readings, RuleSet, findings
 from dgpu.service.alerts.shared_rules import SharedReadings
-from dgpu.service.leadership.seen import MasterChange, SeenScheduler
+from dgpu.service.leadership.seen import MasterChange, SeenScheduler, with_one_master
 
 B = Announced(
     name="b", http="http://b:8080", version="1", role="standby", epoch=3, index=7, lag_ms=900, wall_ms=0
@@ -91,3 +91,13 @@ def test_a_learner_has_no_vote():
 def test_a_member_with_an_alarm_is_not_healthy():
     full = member("m1", is_leader=True, alarms=("NOSPACE",))
     assert (full.healthy, full.answers, full.state) == (False, True, "leader")
+
+
+def test_a_killed_master_leads_no_more_once_another_epoch_began():
+    """Its last announcement stays for a day, so status and metrics showed two masters."""
+    killed, leads = seen(role="master", epoch=3), seen(name="a", role="master", epoch=4)
+    gone, master = with_one_master([*killed, *leads])
+    assert (gone.announced.role, master.announced.role) == ("standby", "master")
+    assert "it led" in gone.trouble
+    assert not master.trouble
+    assert with_one_master(killed) == list(killed), "nobody took over yet"

@@ -68,6 +68,7 @@ def test_how_others_reach_this_scheduler_can_be_given(tmp_path: Path) -> None:
         ("ha: {mode: external, endpoints: ['https://e:1']}", "ha.mode: external needs storage.journal: etcd"),
         ("{storage: {journal: etcd}, ha: {mode: external}}", "ha.endpoints: expected the addresses of etcd"),
         (EXTERNAL.replace("https://etcd-2:2379", "etcd-2"), "ha.endpoints"),
+        ("ha: {mode: off}\n", 'true or false: write it with quotes, such as "off"'),
         (EXTERNAL + "  user: dgpu\n", "ha.user: needs ha.password_file"),
         (EXTERNAL + "  tls: {cert_file: /x}\n", "ha.tls.cert_file: needs ha.tls.key_file"),
         (EXTERNAL + "server: {http_address: '127.0.0.1:0'}\n", "server.http_address: needs a port"),
@@ -104,3 +105,18 @@ def test_how_others_reach_this_scheduler_can_be_given(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_together_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
     assert words in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "is not a text in UTF-8")],
+)
+def test_an_unusable_password_file_is_refused_by_its_key(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    password = tmp_path / "password"
+    if content is not None:
+        password.write_bytes(content)
+    config = loaded(tmp_path, EXTERNAL + f"  user: dgpu\n  password_file: {password}\n")
+    with pytest.raises(OSError, match=rf"ha\.password_file: {password}: {why}"):
+        shared_options(config)

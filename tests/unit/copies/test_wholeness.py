@@ -49,3 +49,11 @@ def test_a_damaged_file_means_doubt(folder) -> None:
     own = Wholeness(folder)
     own.on_lead(epoch_before=3, last_at=T, epoch=4)
     assert own.is_doubtful(T)
+
+
+def test_a_scheduler_that_was_alone_lacks_nothing_when_it_founds_a_cluster(folder) -> None:
+    """Logs of its old tasks without output would be "on their way" until a standby joins."""
+    Wholeness(folder).on_founded(7)
+    own = Wholeness(folder)
+    own.on_lead(epoch_before=7, last_at=T, epoch=8)
+    assert not own.is_doubtful(T)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from dgpu.entry.config import load_scheduler_config
-from dgpu.entry.ha.config_text import remove_managed, with_managed, write_managed
+from dgpu.entry.ha.config_text import is_managed, remove_managed, with_managed, write_managed
 
 MEMBERS = ("a:9379", "b:9379", "c:9379")
 
@@ -69,3 +71,29 @@ def test_a_section_in_another_form_is_left_to_its_owner(tmp_path) -> None:
     path.write_text(text)
     assert not remove_managed(path)
     assert path.read_text() == text
+
+
+def test_a_file_that_names_these_members_needs_no_change(tmp_path) -> None:
+    """`dgpu ha init` may be repeated, and then asks for nothing."""
+    path = tmp_path / "scheduler.yaml"
+    path.write_text("")
+    assert not is_managed(path, MEMBERS, "b:9379")
+    write_managed(path, MEMBERS, "b:9379")
+    assert is_managed(path, MEMBERS, "b:9379")
+    assert not is_managed(path, MEMBERS, "a:9379")
+
+
+def test_owner_mode_and_link_of_the_file_stay(tmp_path) -> None:
+    """Root runs the command, and the service reads the file as another user."""
+    file, link = tmp_path / "site.yaml", tmp_path / "scheduler.yaml"
+    file.write_text("")
+    file.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(file, 1234, 1235)
+    link.symlink_to(file)
+    before = file.stat()
+    assert write_managed(link, MEMBERS, "b:9379")
+    after = file.stat()
+    assert link.is_symlink()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (before.st_uid, before.st_gid, before.st_mode)
+    assert load_scheduler_config(link, {}).ha.mode == "managed"

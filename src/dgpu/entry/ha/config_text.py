@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +67,16 @@ def without_managed(text: str) -> str | None:
     return f"{changed.rstrip()}\n" if after == wanted else None
 
 
+def is_managed(path: Path, members: Sequence[str], me: str) -> bool:
+    """The file names these members already."""
+    try:
+        config = load_scheduler_config(path)
+    except ConfigError:
+        return False
+    ha = config.ha
+    return ha.mode == "managed" and (tuple(ha.members), ha.member) == (tuple(members), me)
+
+
 def write_managed(path: Path, members: Sequence[str], me: str) -> bool:
     """False: the file was left as it is."""
     return _replace(path, with_managed(path.read_text(encoding="utf-8"), members, me))
@@ -77,9 +90,15 @@ def remove_managed(path: Path) -> bool:
 def _replace(path: Path, changed: str | None) -> bool:
     if changed is None:
         return False
+    path = path.resolve()  # a link stays one
+    before = path.stat()
     fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
     fresh.write_text(changed, encoding="utf-8")
-    fresh.chmod(path.stat().st_mode)
+    with contextlib.suppress(PermissionError):  # only root can give a file away
+        os.chown(fresh, before.st_uid, before.st_gid)
+    fresh.chmod(stat.S_IMODE(before.st_mode))
     try:
         load_scheduler_config(fresh)
     except ConfigError:

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from dgpu.entry.ha.engine_cluster import PREFIX, engine_settings
-from dgpu.entry.ha.errors import HaFailure
+from dgpu.entry.ha.errors import EngineSilent, HaFailure
 from dgpu.entry.ha.member_files import MemberFiles
-from dgpu.journal.engine import EngineError, Leader
+from dgpu.journal.engine import EngineError, EngineUnavailable, Leader
 from dgpu.journal.etcd.connection import Connection, NoLease
 from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.keys import Keys
@@ -45,6 +45,10 @@ def hand_over(directory: Path, from_name: str = "") -> HandedOver | None:
         began_s = time.monotonic()
         _end_lease(settings, before)
         after = _next_leader(engine, before)
+    except EngineUnavailable as error:
+        raise EngineSilent(
+            "no majority of the members answers: start those that are silent (dgpu ha status names them)"
+        ) from error
     except EngineError as error:
         raise HaFailure(str(error)) from error
     finally:

@@ -20,6 +20,7 @@ from dgpu.entry.ha.members import MemberAddress, why_not_members
 from dgpu.entry.ha.supervisor import MemberSupervisor
 from dgpu.entry.logs import set_up_logging
 from dgpu.journal.checkpoint import Checkpoint, write_checkpoint
+from dgpu.journal.durable import make_folder
 from dgpu.journal.engine import EngineError
 from dgpu.journal.errors import JournalError, JournalLocked
 from dgpu.journal.etcd.connection import NoSpace
@@ -28,6 +29,7 @@ from dgpu.journal.etcd.founding import Founder
 from dgpu.journal.lock import FolderLock
 from dgpu.journal.segments import JOURNAL_FOLDER
 from dgpu.journal.snapshot import encode_snapshot
+from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.machines.member_marker import Member
 from dgpu.service.recovery.lost_tail import readable_state
 
@@ -135,6 +137,7 @@ def _take_over(directory: Path, files: MemberFiles, *, is_new: bool) -> Initiate
                 if founded.head.index == index:
                     # The engine's hash begins here, so the local copy is compared from here on.
                     write_checkpoint(directory, Checkpoint(index=index, chain=founded.head.chain))
+                    _note_output(directory, epoch)
                 is_new |= founded.is_new
             finally:
                 engine.close()
@@ -151,6 +154,13 @@ def _take_over(directory: Path, files: MemberFiles, *, is_new: bool) -> Initiate
         tasks=tasks,
         new=is_new,
     )
+
+
+def _note_output(directory: Path, epoch: int) -> None:
+    """Without it, the first scheduler would ask others for output of the time when it was alone."""
+    folder = directory / OUTPUT_FOLDER
+    make_folder(folder)
+    Wholeness(folder).on_founded(epoch)
 
 
 def _checked(members: Sequence[str], me: str) -> tuple[MemberAddress, tuple[str, ...]]:

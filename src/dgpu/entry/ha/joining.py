@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from dgpu.agent.certificate import CertificateFiles, request_for
-from dgpu.agent.joining import JoinFailed, exchange
+from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, exchange
 from dgpu.entry.ha.engine_cluster import EngineCluster, engine_settings
 from dgpu.entry.ha.errors import HaFailure
 from dgpu.entry.ha.etcd_program import find_etcd
@@ -22,8 +22,8 @@ from dgpu.journal.etcd.settings import EtcdSettings
 from dgpu.journal.fetched import begin_from_engine
 from dgpu.journal.segments import JOURNAL_FOLDER
 from dgpu.service.machines.member_marker import Member
-from dgpu.wire.address import parse_address
-from dgpu.wire.machines import MemberGrant, parse_token
+from dgpu.wire.address import Address, address_list, parse_address
+from dgpu.wire.machines import JoinAnswer, JoinToken, MemberGrant, parse_token
 
 
 class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,15 +79,14 @@ def join_cluster(
 
 def _exchange(files: MemberFiles, server: str, token_text: str) -> MemberGrant:
     try:
-        address, token = parse_address(server), parse_token(token_text)
+        addresses = [parse_address(text) for text in address_list(server) or [server]]
+        token = parse_token(token_text)
     except ValueError as error:
-        raise HaFailure(f"{str(error)[:1].upper()}{str(error)[1:]}") from None
+        raise HaFailure(str(error)) from None
     keys = CertificateFiles(files.tls)  # a join that is tried again uses the same key
     try:
         key_pem = keys.joining_key()
-        authority_pem, answer = exchange(address, token, request_for(key_pem))
-    except JoinFailed as error:
-        raise HaFailure(str(error)) from error
+        authority_pem, answer = _ask_first(addresses, token, request_for(key_pem))
     except OSError as error:
         raise HaFailure(f"{files.tls} cannot be written: {error.strerror}") from error
     if answer.error:
@@ -99,6 +98,22 @@ def _exchange(files: MemberFiles, server: str, token_text: str) -> MemberGrant:
         key_pem=key_pem, certificate_pem=answer.certificate.encode(), authority_pem=authority_pem
     )
     return answer.member
+
+
+def _ask_first(addresses: list[Address], token: JoinToken, csr_pem: bytes) -> tuple[bytes, JoinAnswer]:
+    """Of the first scheduler that answers. A standby does not listen for machines that join."""
+    reasons: list[str] = []
+    for address in addresses:
+        try:
+            return exchange(address, token, csr_pem)
+        except SchedulerUnreachable as error:
+            reasons.append(str(error))
+        except JoinFailed as error:
+            raise HaFailure(str(error)) from error
+    raise HaFailure(
+        f"{'; '.join(reasons)}. Only the scheduler that leads lets machines join (dgpu ha status names it): give the "
+        f"server.join_address of both schedulers, with a comma between them"
+    )
 
 
 def _save_shared(directory: Path, grant: MemberGrant) -> None:

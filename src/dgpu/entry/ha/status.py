@@ -19,7 +19,7 @@ from dgpu.journal.engine import EngineError
 from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.roll import Roll
 from dgpu.journal.etcd.settings import EtcdSettings
-from dgpu.service.leadership.seen import SeenScheduler
+from dgpu.service.leadership.seen import SeenScheduler, with_one_master
 
 
 class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ def _with_journal(status: HaStatus, settings: EtcdSettings) -> HaStatus:
     engine, roll = EtcdEngine(settings), Roll(settings)
     try:
         head, leader = engine.head(), engine.leader()
-        schedulers = tuple(_scheduler(row.announced) for row in roll.schedulers())
+        seen = with_one_master([_seen(row.announced) for row in roll.schedulers()])
     except EngineError as error:
         return msgspec.structs.replace(status, trouble=str(error))
     finally:
@@ -182,15 +182,20 @@ def _with_journal(status: HaStatus, settings: EtcdSettings) -> HaStatus:
     candidate = leader.candidate if leader is not None else None
     return msgspec.structs.replace(
         status,
-        schedulers=schedulers,
+        schedulers=tuple(map(_scheduler, seen)),
         index=head.index,
         epoch=head.epoch,
         leader=candidate and LeaderRow(name=candidate.name, http=candidate.http, grpc=candidate.grpc),
     )
 
 
-def _scheduler(told: Announced) -> SchedulerRow:
+def _seen(told: Announced) -> SeenScheduler:
     unseen_ms = max(0, time.time_ns() // 1_000_000 - told.wall_ms)
+    return SeenScheduler(announced=told, unseen_ms=unseen_ms, is_me=False)
+
+
+def _scheduler(seen: SeenScheduler) -> SchedulerRow:
+    told = seen.announced
     return SchedulerRow(
         name=told.name,
         url=told.http,
@@ -199,6 +204,6 @@ def _scheduler(told: Announced) -> SchedulerRow:
         epoch=told.epoch,
         journal_index=told.index,
         version=told.version,
-        last_seen_seconds=unseen_ms / 1_000,
-        trouble=SeenScheduler(announced=told, unseen_ms=unseen_ms, is_me=False).trouble,
+        last_seen_seconds=seen.unseen_ms / 1_000,
+        trouble=seen.trouble,
     )

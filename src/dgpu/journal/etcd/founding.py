@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpu.journal.bundle import pack_bundle
-from dgpu.journal.engine import PART_BYTES, Candidate, EngineRefused, Head, StoredSnapshot
+from dgpu.journal.engine import CLOSED, PART_BYTES, Candidate, EngineRefused, Head, StoredSnapshot
 from dgpu.journal.etcd.connection import Connection
 from dgpu.journal.etcd.keys import FloorValue, HeadValue, Keys, encode
 from dgpu.journal.etcd.settings import EtcdSettings
@@ -17,7 +17,6 @@ from dgpu.journal.etcd.txn import created_at, delete, found_in, get, modified_at
 from dgpu.journal.snapshot import SNAPSHOT_NAME
 from dgpu.wire.proto import etcd_pb2 as pb
 
-_CLOSED = "closed, and goes on in the single scheduler of "
 _TXN = "/etcdserverpb.KV/Txn"
 
 
@@ -60,13 +59,17 @@ class Founder:
         """Puts a leader key without a lease: no scheduler can lead any more. Returns why not; empty: it is done."""
         key = self._keys.leader
         leader, head_kv = self._read(key, self._keys.head)
-        name = _CLOSED + successor
+        name = CLOSED + successor
         value = msgspec.json.encode(Candidate(name=name, http="", grpc="", nonce=""))
         if leader is not None and leader.value == value:
             return ""
         if leader is not None:
-            leads = msgspec.json.decode(leader.value, type=Candidate).name
-            return f"the journal is {leads}" if leads.startswith(_CLOSED) else f"{leads} leads. Stop it first"
+            leads = msgspec.json.decode(leader.value, type=Candidate)
+            return (
+                f"the journal is {leads.name}"
+                if leads.is_closed
+                else f"scheduler {leads.name} leads. Stop it first"
+            )
         head = msgspec.msgpack.decode(head_kv.value, type=HeadValue) if head_kv is not None else None
         if head is not None and head.index > index:
             return (

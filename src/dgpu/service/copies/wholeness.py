@@ -14,6 +14,7 @@ import structlog
 from dgpu.journal.durable import write_file
 from dgpu.service.copies.release import LONE_AFTER_S
 
+OUTPUT_FOLDER = "logs"
 FILE_NAME = "copied.json"
 _SAFE_MS = int(LONE_AFTER_S * 500)  # half of it: the master counts from when it heard us, on its own clock
 _LATE_MS = 600_000  # a node may send the output of a run some time after its end
@@ -63,6 +64,12 @@ class Wholeness:
             _log.warning("output_may_be_missing", since=known.compared_at, until=last_at)
         self._known = msgspec.structs.replace(known, led_epoch=epoch, gaps=gaps)
         self._save(last_at)
+
+    def on_founded(self, epoch: int) -> None:
+        """Call it for a scheduler that was alone until now: it has all output up to this epoch."""
+        if self._known.led_epoch < epoch:
+            self._known = msgspec.structs.replace(self._known, led_epoch=epoch)
+            self._save(self._saved_at)
 
     def on_filled(self) -> None:
         """Another scheduler has offered everything it has."""

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 import structlog
 
-from dgpu.journal.engine import BelowFloor, Candidate, Engine, EngineUnavailable, FenceLost, Term
+from dgpu.journal.engine import (
+    BelowFloor,
+    Candidate,
+    Engine,
+    EngineRefused,
+    EngineUnavailable,
+    FenceLost,
+    Term,
+)
 from dgpu.journal.errors import NotWritten
 from dgpu.journal.journal import Group
 from dgpu.service.leadership import words
@@ -170,6 +178,8 @@ class Candidacy:
                 _log.error("copy_not_written", reason=str(error))
             self._put(words.CannotCopy(why=str(error)))
             return
+        if leader is not None and leader.candidate.is_closed:
+            raise _goes_on_elsewhere(leader.candidate)
         if leader is not None and self.machine.term is None:
             self.on_leader()
         self._put(words.Followed(asked_at_ms=asked_at_ms, leader=leader))
@@ -216,3 +226,10 @@ class Candidacy:
             else:
                 done()
                 return
+
+
+def _goes_on_elsewhere(candidate: Candidate) -> EngineRefused:
+    return EngineRefused(
+        f"this journal is {candidate.name} (dgpu ha leave). This scheduler can never lead again: stop its service. To "
+        f"use this machine again, run dgpu ha init there, then dgpu ha join here with a new directory"
+    )

@@ -18,7 +18,7 @@ from dgpu import __version__
 from dgpu.journal.announced import Announced, MemberHealth, Row
 from dgpu.journal.engine import EngineError
 from dgpu.journal.etcd.roll import Roll
-from dgpu.service.leadership.seen import ANNOUNCE_MS, MasterChange, SeenScheduler
+from dgpu.service.leadership.seen import ANNOUNCE_MS, MasterChange, SeenScheduler, with_one_master
 from dgpu.service.loop.clock import ThisMachine
 from dgpu.service.options import SharedOptions
 
@@ -80,7 +80,7 @@ class Peers:
             if url != own.http
         ]
         rows = [SeenScheduler(announced=own, unseen_ms=0, is_me=True), *others]
-        return sorted(rows, key=lambda seen: (seen.announced.name, seen.announced.http))
+        return sorted(with_one_master(rows), key=lambda seen: (seen.announced.name, seen.announced.http))
 
     def on_leading(self, epoch: int) -> None:
         own = self._own()

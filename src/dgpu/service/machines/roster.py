@@ -142,7 +142,9 @@ class Roster:
             ).fetchone()
             # One answer for unknown and wrong, so that ids cannot be tried out.
             if row is None or not hmac.compare_digest(row[0], _hash(secret)):
-                raise JoinRefused("the join token is not known here")
+                raise JoinRefused(
+                    "the join token is not known here; if another scheduler made it, try again in a few seconds"
+                )
             join = _one(connection, join_id)
             if join.revoked_at_s:
                 raise JoinRefused("the join token was revoked")

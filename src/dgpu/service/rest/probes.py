@@ -8,12 +8,14 @@ from dgpu.file_limit import file_limit, open_files
 from dgpu.journal.journal import Room
 from dgpu.service.leadership.standing import Standing
 from dgpu.service.loop.runtime import Runtime
+from dgpu.service.rest import listing
 from dgpu.service.rest.backend import Backend
 from dgpu.wire.answers import Health, Ready
 from dgpu.wire.connections import Connections
 from dgpu.wire.wall_time import words_of_ms
 
 _MAX_QUERY = 1_000
+MASTER = "master"
 PATHS = frozenset({"/health", "/ready"})
 
 
@@ -23,6 +25,7 @@ async def health(backend: Backend, _query: bytes = b"") -> tuple[int, Health]:
 
 async def readiness(backend: Backend, query: bytes = b"") -> tuple[int, Ready]:
     """With `?role=master`, only the master is ready: for load balancers. Never waits for the engine."""
+    _refuse_other_roles(query)
     runtime, standing = backend.runtime, backend.options.standing
     index = runtime.committed_index
     # From the follower's last message: the file itself may be busy with a list or a report.
@@ -66,8 +69,19 @@ def _urls(standing: Standing) -> list[str]:
     return [each.announced.http for each in seen if each.announced.role != "stopped"]
 
 
+def _roles(query: bytes) -> list[str]:
+    return [value for name, value in parse_qsl(query[:_MAX_QUERY].decode("latin-1")) if name == "role"]
+
+
+def _refuse_other_roles(query: bytes) -> None:
+    """A misspelt role would make every scheduler ready, and a load balancer would send writes to a standby."""
+    for role in _roles(query):
+        if role != MASTER:
+            raise listing.bad_query("role", role, f"{MASTER} or no role")
+
+
 def _why_away(standing: Standing, query: bytes) -> str:
-    if ("role", "master") in parse_qsl(query[:_MAX_QUERY].decode("latin-1")) and standing.role != "master":
+    if MASTER in _roles(query) and standing.role != MASTER:
         return f"This scheduler is a standby. The master is {standing.master or 'not known'}."
     lag_ms = standing.lag_ms()
     if lag_ms is None:
