@@ -46,6 +46,20 @@ def test_cluster_has_a_cell_for_each_gpu(visitor, scene):
     expect(page.get_by_text(f"8 of {scene.gpus:,}")).to_be_visible()
 
 
+def test_a_small_use_of_a_user_is_not_shown_as_none(visitor, scene):
+    """The bar beside it says otherwise."""
+    page = visitor.look(scene.world, "/")
+    row = {"user": "ann", "gpu_hours": 0.0486, "running": 0, "waiting": 0}
+    page.route("**/api/v1/history/usage*", lambda route: route.fulfill(json={"rows": [row]}))
+    page.reload()
+    expect(page.get_by_test_id("users").locator("tbody .num").last).to_have_text("0.05")
+
+
+def test_the_form_for_a_task_has_a_title_of_its_own(visitor, scene):
+    page = look(visitor, scene, "/submit", "submit")
+    expect(page).to_have_title("New task · dgpu")
+
+
 def painted(canvas):
     """How many colours the canvas has."""
     return canvas.evaluate(

@@ -44,6 +44,10 @@ export function App() {
   const { view, id, query } = route.value;
   useFocusOnHeading(`${view}/${id}/${query.get("node") ?? ""}`);
   useEffect(() => {
+    if (view === "submit") {
+      document.title = `${t("submit.title")} · dgpu`;
+      return;
+    }
     const name = view === "docs" || PLACES.some(([, known]) => known === view) ? t(`nav.${view}` as MessageKey) : "";
     document.title = [id || name, "dgpu"].filter(Boolean).join(" · ");
   }, [view, id, language.value]);

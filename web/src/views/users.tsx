@@ -38,9 +38,9 @@ export function Users() {
                   <td class="num">
                     {number(row.running)} / {number(row.waiting)}
                   </td>
-                  <td class="num">{number(row.gpu_hours, 1)}</td>
+                  <td class="num">{number(row.gpu_hours, 2)}</td>
                   <td class="wide-only use">
-                    <Meter value={row.gpu_hours} most={most} label={number(row.gpu_hours, 1)} />
+                    <Meter value={row.gpu_hours} most={most} label={number(row.gpu_hours, 2)} />
                   </td>
                 </tr>
               ))}
