@@ -77,12 +77,17 @@ def test_a_view_that_breaks_says_so_and_the_rest_of_the_page_works(visitor, stag
 def test_a_page_left_open_over_an_upgrade_asks_to_be_reloaded(visitor, stage, tmp_path, other):
     board = stage.ask("GET", "/api/v1/board")
     page = visitor.look(stage, "/submit")
-    page.route("**/api/v1/board/stream", stream_of(board, board | other))
+    upgraded = stream_of(board, board | other)
+    loads = []
+    page.on("request", lambda request: loads.append(request) if request.is_navigation_request() else None)
+    # This stream ends, and the page connects again: until it is reloaded, it must meet the same versions.
+    page.route(
+        "**/api/v1/board/stream", lambda route: upgraded(route) if len(loads) < 2 else route.continue_()
+    )
     page.goto("/")
     updated = page.get_by_test_id("updated")
     expect(updated).to_contain_text("dgpu was updated")
     page.screenshot(path=tmp_path / "updated.png")
-    page.unroute("**/api/v1/board/stream")
     updated.get_by_role("button", name="Reload the page").click()
     expect(page.get_by_test_id("link-state")).to_have_attribute("data-state", "live")
     expect(page.get_by_test_id("updated")).to_have_count(0)

@@ -16,7 +16,7 @@ MAX_LINES_OF_A_FUNCTION = 50
 # Exceptions, each with its present length. A change that shortens one lowers its number here, or removes the entry.
 LONG_MODULES = {
     "src/dgpu/agent/lifecycle.py": 462,
-    "src/dgpu/service/loop/runtime.py": 464,
+    "src/dgpu/service/loop/runtime.py": 459,
     "tests/integration/agent/test_agent_keeper.py": 461,
     "tests/integration/grpc/test_agent_server.py": 497,
     "tests/unit/config/test_config.py": 428,
