@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from dgpu.service.audit.agents import AgentAudit
 from dgpu.service.audit.trail import AuditTrail
+from dgpu.service.history.copying import OwnHistory
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.node_streams import NodeStreams
 from dgpu.service.open_files import AgentConnections
@@ -47,8 +49,10 @@ async def agent_port(
     connections: AgentConnections,
     machines: Machines | None,
     trail: AuditTrail,
+    history: OwnHistory | None = None,
 ) -> AsyncIterator[int]:
-    """Listens for agents; with TLS, for machines that join too. Raises OSError."""
+    """Listens for agents; with TLS, for machines that join too. Standbys may read `history`. Raises OSError."""
+    from dgpu.service.grpc.copies import content_methods, copy_methods, history_methods
     from dgpu.service.grpc.server import AgentServer
 
     gate = None
@@ -71,9 +75,11 @@ async def agent_port(
         audit=audit,
     )
     if output.copies is not None:
-        server.give_copies(output.copies)
+        server.give(partial(copy_methods, output.copies))
     if streams.files.content_copies is not None:
-        server.give_content(streams.files.content_copies)
+        server.give(partial(content_methods, streams.files.content_copies))
+    if history is not None:
+        server.give(partial(history_methods, history))
     port = await server.start(options.grpc.host, options.grpc.port)
     try:
         async with _joining(options, machines, port, audit):

@@ -19,6 +19,7 @@ from dgpu.service.content.store import ContentStore
 from dgpu.service.content.uses import expiring_content
 from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.follower.link import FollowerLink
+from dgpu.service.history.copying import OwnHistory
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.node_streams import NodeStreams
@@ -167,6 +168,16 @@ async def http_port(
         finally:
             await _stop(server, backend)
             history.close()
+
+
+@contextlib.asynccontextmanager
+async def own_history(options: ServiceOptions, parts: Parts) -> AsyncIterator[OwnHistory]:
+    """For exchanges with other schedulers."""
+    history = _history(options, parts.follower)
+    try:
+        yield OwnHistory(history, parts.follower)
+    finally:
+        history.close()
 
 
 async def _stop(server: HttpServer, backend: Backend) -> None:

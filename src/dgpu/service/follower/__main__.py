@@ -105,6 +105,8 @@ def _serve(follower: Follower) -> None:
                     follower.record(order.samples)
                 if order.ask is not None:
                     follower.reply(order.ask)
+                if order.fill is not None:
+                    follower.fill(order.fill)
         follower.step()
         more = follower.tend()
 

@@ -37,7 +37,7 @@ from dgpu.journal.snapshot import (
 )
 from dgpu.service.follower.forecaster import Forecaster
 from dgpu.service.follower.foresight import answer
-from dgpu.service.follower.words import Ask, FollowerSettings
+from dgpu.service.follower.words import Ask, FillOrder, FollowerSettings
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import (
     HistoryWriter,
@@ -171,6 +171,15 @@ class Follower:
             self._say({"answer": {"id": ask.id, "error": f"{type(error).__name__}: {error}"}})
             return
         self._say({"answer": {"id": ask.id, "json": told}})
+
+    def fill(self, order: FillOrder) -> None:
+        """Adds rows of another scheduler's history. A page that found no room may come again."""
+        try:
+            self._history.fill(order.fill)
+        except sqlite3.OperationalError as error:
+            self._say({"answer": {"id": order.id, "error": f"history: {error}"}})
+            return
+        self._say({"answer": {"id": order.id, "json": None}})
 
     def record(self, batch: Batch) -> None:
         self._telemetry.take(batch)

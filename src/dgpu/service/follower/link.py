@@ -16,7 +16,14 @@ import structlog
 
 from dgpu.journal.engine import StateDigest
 from dgpu.service.follower.forecasts import Forecasts, Foretold
-from dgpu.service.follower.words import EXIT_CANNOT_FOLLOW, FROM_NEWEST, Ask, FollowerSettings
+from dgpu.service.follower.words import (
+    EXIT_CANNOT_FOLLOW,
+    FROM_NEWEST,
+    Ask,
+    FillOrder,
+    FollowerSettings,
+)
+from dgpu.service.history.past_words import Fill
 from dgpu.service.telemetry.tiers import Batch
 from dgpu.wire.questions import Question
 
@@ -146,6 +153,16 @@ class FollowerLink:
 
     async def ask(self, question: Question, *, at: int, patience_s: float) -> bytes:
         """JSON from the state of all groups committed so far. Raises FollowerAway or AnswerFailed."""
+        return await self._request(
+            lambda number: {"committed": self._committed, "ask": Ask(id=number, at=at, question=question)},
+            patience_s,
+        )
+
+    async def fill(self, fill: Fill, *, patience_s: float) -> None:
+        """Rows for the history, from another scheduler. Raises FollowerAway or AnswerFailed."""
+        await self._request(lambda number: {"fill": FillOrder(id=number, fill=fill)}, patience_s)
+
+    async def _request(self, order: Callable[[int], dict[str, object]], patience_s: float) -> bytes:
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing() or len(self._asked) >= _MAX_ASKED:
             raise FollowerAway
@@ -153,8 +170,7 @@ class FollowerLink:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[number] = future
         try:
-            order = {"committed": self._committed, "ask": Ask(id=number, at=at, question=question)}
-            stdin.write(msgspec.json.encode(order) + b"\n")
+            stdin.write(msgspec.json.encode(order(number)) + b"\n")
             async with asyncio.timeout(patience_s):
                 return await future
         except (TimeoutError, ConnectionError):

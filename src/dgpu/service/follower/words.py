@@ -6,6 +6,7 @@ import msgspec
 
 from dgpu.journal.archive import Retention
 from dgpu.service.history.audit_rows import AuditLimits
+from dgpu.service.history.past_words import Fill
 from dgpu.service.results.file import ResultLimits
 from dgpu.service.telemetry.tiers import MAX_AGE_MS, MAX_BYTES, Batch
 from dgpu.wire.questions import Question
@@ -31,6 +32,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     question: Question
 
 
+class FillOrder(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    fill: Fill
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """A line from the scheduler."""
 
@@ -38,6 +44,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     stop: bool = False
     final_snapshot: bool = False
     ask: Ask | None = None
+    fill: FillOrder | None = None  # rows for the history, from another scheduler
     remake_history: bool = False  # a reader found it damaged
     snapshot: bool = False  # write one now: journal files that it would replace are gone
     samples: Batch | None = None  # of all GPUs; stored in the telemetry file, which no replay touches

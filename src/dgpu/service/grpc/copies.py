@@ -1,10 +1,12 @@
-"""Copies of output and content over gRPC: methods on the agents' port of the master, and a standby's connection to it.
+"""Copies of output, content and history over gRPC: methods on the agents' port of the master, and a standby's
+connection to it.
 
 With TLS, a scheduler shows a certificate that it gave itself: every scheduler has the key of the cluster's authority.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +21,10 @@ from dgpu.service.copies import words
 from dgpu.service.copies.copies import Copies
 from dgpu.service.copies.stock import DamagedEntry
 from dgpu.service.copies.taking import MasterGone
+from dgpu.service.follower.link import AnswerFailed, FollowerAway
+from dgpu.service.history import past_words
+from dgpu.service.history.copying import OwnHistory
+from dgpu.service.history.reader import HistoryDamaged
 from dgpu.wire.machines import SCHEDULER_NAME
 
 if TYPE_CHECKING:
@@ -65,6 +71,15 @@ def content_methods(copies: ContentCopies, admit: Admit) -> grpc.GenericRpcHandl
     return _handler(copy_words.SERVICE, asks, admit)
 
 
+def history_methods(own: OwnHistory, admit: Admit) -> grpc.GenericRpcHandler:
+    asks: _Asks = {
+        "Reach": (past_words.ReachAsk, own.reach),
+        "Page": (past_words.PageAsk, own.page),
+        "Fill": (past_words.Fill, own.fill),
+    }
+    return _handler(past_words.SERVICE, asks, admit)
+
+
 def _handler(service: str, asks: _Asks, admit: Admit) -> grpc.GenericRpcHandler:
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
@@ -91,6 +106,8 @@ def _answering(
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
         except OSError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"not stored: {error.strerror}")
+        except (HistoryDamaged, FollowerAway, AnswerFailed, sqlite3.Error) as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"its history: {error or 'not ready'}")
         raise AssertionError("abort raises")
 
     return answered

@@ -15,10 +15,8 @@ import structlog
 
 from dgpu.core.model.ids import NodeId
 from dgpu.service.audit.agents import Action, AgentAudit
-from dgpu.service.content.copies import ContentCopies
-from dgpu.service.copies.copies import Copies
 from dgpu.service.grpc.content import Hello, NoContent, content_pieces, put_content, transfer_methods
-from dgpu.service.grpc.copies import content_methods, copy_methods
+from dgpu.service.grpc.copies import Admit
 from dgpu.service.grpc.handshakes import Handshakes
 from dgpu.service.grpc.links import Link
 from dgpu.service.grpc.methods import stream_method
@@ -123,13 +121,9 @@ class AgentServer:
             ),
         }
 
-    def give_copies(self, copies: Copies) -> None:
-        """Other schedulers may take copies of output. Call it before `start`."""
-        self._server.add_generic_rpc_handlers((copy_methods(copies, self._admit_scheduler),))
-
-    def give_content(self, copies: ContentCopies) -> None:
-        """The same for stored content."""
-        self._server.add_generic_rpc_handlers((content_methods(copies, self._admit_scheduler),))
+    def give(self, methods: Callable[[Admit], grpc.GenericRpcHandler]) -> None:
+        """Other schedulers may call these. Call it before `start`."""
+        self._server.add_generic_rpc_handlers((methods(self._admit_scheduler),))
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError if it is not available."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sqlite3
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -84,6 +85,11 @@ class AuditRows:
         for row in self._waiting[:number]:
             self._stored[row[3]] += 1
         del self._waiting[:number]
+
+    def added(self, numbers: Mapping[int, int]) -> None:
+        """Rows of another scheduler's history are stored, by kind."""
+        for kind, number in numbers.items():
+            self._stored[Kind(kind)] += number
 
     def trim(self, now: int) -> int:
         """Removes a portion of the oldest entries of each kind, beyond the limits. Returns the number removed."""

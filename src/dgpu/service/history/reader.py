@@ -29,6 +29,7 @@ from dgpu.service.history.filters import (
     search_where,
     where_of,
 )
+from dgpu.service.history.past_words import Reach
 from dgpu.service.history.schema import HISTORY_VERSION, MAX_KINDS_MERGED
 from dgpu.service.sqlite_files import open_version_to_read
 
@@ -129,12 +130,6 @@ class PastEvent(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     type: str
     body: dict[str, Any]
-
-
-class HistoryReach(msgspec.Struct, frozen=True, kw_only=True):
-    from_index: int  # 0: complete from the beginning
-    from_at: int
-    index: int  # the last group in it
 
 
 class ForgottenPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,11 +270,8 @@ class History:
         rows = self._rows(query, (lease_id,))
         return (rows[0]["task_id"], rows[0]["attempt"], rows[0]["rank"], rows[0]["node"]) if rows else None
 
-    def reach(self) -> HistoryReach:
-        meta = {row["name"]: int(row["value"]) for row in self._rows("SELECT name, value FROM meta", ())}
-        return HistoryReach(
-            from_index=meta.get("from_index", 0), from_at=meta.get("from_at", 0), index=meta.get("index", 0)
-        )
+    def reach(self) -> Reach:
+        return Reach.of({row["name"]: row["value"] for row in self._rows("SELECT name, value FROM meta", ())})
 
     def close(self) -> None:
         with self._lock:

@@ -18,6 +18,8 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.durable import PRIVATE_FILE
 from dgpu.service.event_texts import gang_facts, named_tasks, shared_facts
 from dgpu.service.history.audit_rows import AuditLimits, AuditRows
+from dgpu.service.history.filling import fill_in, rows_of_leases
+from dgpu.service.history.past_words import Fill
 from dgpu.service.history.reader import MAKING, MAX_TASKS
 from dgpu.service.history.rows import (
     COMPLETE_TASK,
@@ -104,6 +106,7 @@ class HistoryWriter:
         for task in state.tasks.values():
             self._touched[task.id] = (task, state.shapes[task.shape_id])
             self._new[task.id] = index
+        self._attempts.update(rows_of_leases(state))
         self._meta_values.update(from_index=index, from_at=state.last_at, index=index, epoch=state.epoch)
         self._cluster_id = state.cluster_id
         self.commit(index)
@@ -118,7 +121,17 @@ class HistoryWriter:
             if task.id not in known:
                 self._new[task.id] = index
         self._forgotten += [task_id for task_id in sorted(known) if task_id not in state.tasks]
+        self._attempts.update(rows_of_leases(state))
+        self._meta_values.update(gap_from=self._meta("gap_from") or self.index, gap_until=index)
         self.commit(index)
+
+    def fill(self, given: Fill) -> None:
+        """Adds what another scheduler's history has and this one lacks. Raises sqlite3.Error."""
+        with transaction(self._connection) as connection:
+            added = fill_in(connection, given)
+        self._tasks += added.tasks
+        self._kept_node_events += added.node_events
+        self._audit.added(added.audited)
 
     def complete(self, state: ClusterState) -> None:
         """Fills columns that an earlier version did not write, for tasks that the core still has. Once per file."""

@@ -25,11 +25,7 @@ from dgpu.journal.journal import Group
 from dgpu.journal.mark import AcknowledgedMark
 from dgpu.service.agent_port import agent_port
 from dgpu.service.audit.trail import AuditTrail, audit_trail
-from dgpu.service.content import copy_words
-from dgpu.service.content.copying import copy_content_for_ever
-from dgpu.service.content.uses import used_content
-from dgpu.service.copies import words
-from dgpu.service.copies.taking import take_for_ever
+from dgpu.service.history.copying import OwnHistory
 from dgpu.service.leadership.candidacy import Candidacy
 from dgpu.service.leadership.digests import Digests
 from dgpu.service.leadership.engine_watch import EngineWatch
@@ -38,6 +34,7 @@ from dgpu.service.leadership.peers import Peers
 from dgpu.service.leadership.shared import SharedJournal
 from dgpu.service.leadership.shared_keys import SharedKeys
 from dgpu.service.leadership.standing import Among
+from dgpu.service.leadership.taking_copies import Connect, taking_copies
 from dgpu.service.leadership.trimming import Trimming
 from dgpu.service.leadership.waiting_room import waiting_room
 from dgpu.service.loop.failures import NotMaster
@@ -48,6 +45,7 @@ from dgpu.service.outlets import (
     http_port,
     https_context,
     mirrored,
+    own_history,
     sent_notices,
     stored_content,
     stored_output,
@@ -172,15 +170,18 @@ class _Life:
                     trail,
                     self._standing,
                 ) as (backend, access),
+                own_history(self._options, parts) as history,
             ):
                 parts.follower.start(parts.runtime.committed_index)
                 self._tell_standby(parts, own_socket)
-                async with self._taking_copies(parts, candidacy, output):
+                async with taking_copies(
+                    self._shared.name, self._connect(candidacy), parts.runtime, self._streams, output, history
+                ):
                     await self._until_won(candidacy, stopping)
                 try:
                     if candidacy.won.done() and not stopping.done():
                         await asyncio.to_thread(self._shared_keys(candidacy).lead, candidacy.won.result())
-                        await self._lead(parts, candidacy, stopping, trail, output, backend, access)
+                        await self._lead(parts, candidacy, stopping, trail, output, backend, access, history)
                 finally:
                     await self._end(parts, candidacy, stopping)
         finally:
@@ -245,11 +246,7 @@ class _Life:
                     await asyncio.wait((stopping,), timeout=_RETRY_S)
         return None
 
-    @contextlib.asynccontextmanager
-    async def _taking_copies(
-        self, parts: Parts, candidacy: Candidacy, output: OutputStreams
-    ) -> AsyncIterator[None]:
-        """While it follows, a standby takes copies of output and content from the scheduler that leads."""
+    def _connect(self, candidacy: Candidacy) -> Connect:
         from dgpu.service.grpc.copies import MasterLink
 
         authority = None if self._machines is None else self._machines.authority
@@ -258,21 +255,7 @@ class _Life:
             leader = candidacy.machine.leader
             return None if leader is None else MasterLink(leader.candidate.grpc, authority, service)
 
-        name, content = self._shared.name, self._streams.files.content_copies
-        taking: list[asyncio.Task[None]] = []
-        if output.copies is not None:
-            work = take_for_ever(output.copies, name, lambda: connect(words.SERVICE), parts.runtime.now_ms)
-            taking.append(asyncio.create_task(work, name="copies"))
-        if content is not None:
-            content.used = lambda: parts.runtime.read(used_content)
-            work = copy_content_for_ever(content, name, lambda: connect(copy_words.SERVICE))
-            taking.append(asyncio.create_task(work, name="content-copies"))
-        try:
-            yield
-        finally:
-            for each in taking:
-                each.cancel()
-            await asyncio.gather(*taking, return_exceptions=True)
+        return connect
 
     def _giving_content(self) -> contextlib.AbstractAsyncContextManager[None]:
         content = self._streams.files.content_copies
@@ -292,17 +275,13 @@ class _Life:
         output: OutputStreams,
         backend: Backend,
         access: Access,
+        history: OwnHistory,
     ) -> None:
         from dgpu.service.door import show_first_token
 
         options, runtime, before = self._options, parts.runtime, (parts.state.epoch, parts.state.last_at)
-        beginning = asyncio.ensure_future(runtime.start(parts.start.begin(options.settings)))
-        await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not beginning.done():
-            beginning.cancel()
+        if not await self._begin_epoch(parts, candidacy, stopping):
             return
-        with contextlib.suppress(NotMaster):
-            await beginning
         with contextlib.suppress(EngineUnavailable):  # the next epoch does it
             await asyncio.to_thread(self._engine.identify, parts.state.cluster_id)
         if output.copies is not None:
@@ -312,7 +291,7 @@ class _Life:
             self._giving_content(),
             recorded(runtime, parts.follower, fresh_ms=options.rules.heartbeat_timeout_ms),
             agent_port(
-                options, runtime, output, self._streams, self._connections, self._machines, trail
+                options, runtime, output, self._streams, self._connections, self._machines, trail, history
             ) as grpc_port,
             watched_alerts(options, runtime, self._standing) as alerts,
             sent_notices(options, parts),
@@ -333,6 +312,17 @@ class _Life:
             if candidacy.over.done():
                 # Before the ports close: nothing that this life still holds may leave.
                 await self._abandon(parts, candidacy)
+
+    async def _begin_epoch(self, parts: Parts, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> bool:
+        """False: over before it began."""
+        beginning = asyncio.ensure_future(parts.runtime.start(parts.start.begin(self._options.settings)))
+        await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not beginning.done():
+            beginning.cancel()
+            return False
+        with contextlib.suppress(NotMaster):
+            await beginning
+        return True
 
     def _shared_keys(self, candidacy: Candidacy) -> SharedKeys:
         machine = candidacy.machine

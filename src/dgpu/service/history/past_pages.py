@@ -1,0 +1,93 @@
+"""Reads a history in pages, for the history of another scheduler that lacks events. Calls block: use a thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from dgpu.service.history.past_words import Cursor, Part, PastPage, PastRows
+from dgpu.service.history.reader import History
+
+_TASKS = 200  # in a page
+_ENTRIES = 1_000  # of the audit log, or events of nodes
+_BYTES = 1 << 20  # of a page, before the task that exceeds it
+_MAX_ATTEMPTS = 10_000  # of a task
+_MAX_EVENTS = 1_000  # of a task; readers show no more
+
+# The latest first: they are asked for most.
+_TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT ?"
+_OF_TASK = {
+    # Attempts that have not ended are known wherever their task is.
+    "attempts": "SELECT * FROM attempts WHERE task_id = :task AND ended_at > 0 LIMIT :attempts",
+    "attempt_usage": "SELECT * FROM attempt_usage WHERE task_id = :task LIMIT :attempts",
+    "task_events": """SELECT * FROM task_events WHERE task_id = :task AND journal_index <= :upto
+        ORDER BY journal_index, position LIMIT :events""",
+}
+_AUDIT = """SELECT * FROM audit WHERE (at, journal_index, position) < (?, ?, ?) AND journal_index <= ?
+    ORDER BY at DESC, journal_index DESC, position DESC LIMIT ?"""
+_NODES = """SELECT * FROM node_events WHERE (node, journal_index, position) > (?, ?, ?) AND journal_index <= ?
+    ORDER BY node, journal_index, position LIMIT ?"""
+_KEYS: dict[Part, tuple[str, ...]] = {
+    "tasks": ("id",),
+    "audit": ("at", "journal_index", "position"),
+    "node_events": ("node", "journal_index", "position"),
+}
+_END = 1 << 62
+_FIRST: dict[Part, tuple[int | str, ...]] = {
+    "tasks": (_END,),
+    "audit": (_END, _END, _END),
+    "node_events": ("", 0, 0),
+}
+_PARTS: tuple[Part, ...] = ("tasks", "audit", "node_events")
+
+
+def past_page(history: History, cursor: Cursor, upto: int) -> PastPage:
+    """Raises HistoryDamaged or sqlite3.OperationalError."""
+    after = cursor.after or _FIRST[cursor.part]
+    if cursor.part == "tasks":
+        return _tasks(history, after, upto)
+    query = _AUDIT if cursor.part == "audit" else _NODES
+    rows = history.rows(query, (*after, upto, _ENTRIES))
+    return PastPage(
+        tables=(_rows(cursor.part, rows),) if rows else (),
+        next=_after(cursor.part, rows[-1]) if len(rows) == _ENTRIES else _next_part(cursor.part),
+    )
+
+
+def _tasks(history: History, after: tuple[int | str, ...], upto: int) -> PastPage:
+    found = history.rows(_TASK, (*after, upto, _TASKS))
+    taken: dict[str, list[sqlite3.Row]] = {table: [] for table in ("tasks", *_OF_TASK)}
+    size = 0
+    for task in found:
+        taken["tasks"].append(task)
+        size += _size(task)
+        values = {"task": task["id"], "upto": upto, "attempts": _MAX_ATTEMPTS, "events": _MAX_EVENTS}
+        for table, query in _OF_TASK.items():
+            rows = history.rows(query, values)
+            taken[table] += rows
+            size += sum(map(_size, rows))
+        if size >= _BYTES:
+            break
+    tables = tuple(_rows(table, rows) for table, rows in taken.items() if rows)
+    is_last = len(taken["tasks"]) == len(found) < _TASKS
+    return PastPage(
+        tables=tables, next=_next_part("tasks") if is_last else _after("tasks", taken["tasks"][-1])
+    )
+
+
+def _rows(table: str, rows: Iterable[sqlite3.Row]) -> PastRows:
+    listed = list(rows)
+    return PastRows(table=table, columns=tuple(listed[0].keys()), rows=tuple(map(tuple, listed)))
+
+
+def _after(part: Part, row: sqlite3.Row) -> Cursor:
+    return Cursor(part=part, after=tuple(row[name] for name in _KEYS[part]))
+
+
+def _next_part(part: Part) -> Cursor | None:
+    place = _PARTS.index(part) + 1
+    return Cursor(part=_PARTS[place]) if place < len(_PARTS) else None
+
+
+def _size(row: sqlite3.Row) -> int:
+    return sum(len(cell) if isinstance(cell, str) else 8 for cell in row)

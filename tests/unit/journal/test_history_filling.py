@@ -1,0 +1,214 @@
+"""A history that began in the middle, or that has a gap, gets everything that another one has."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dgpu.core.apply.table import apply
+from dgpu.core.state import ClusterState
+from dgpu.service.history import past_pages
+from dgpu.service.history.past_pages import past_page
+from dgpu.service.history.past_words import Cursor, Fill, PastPage, PastRows, Reach
+from dgpu.service.history.reader import History
+from dgpu.service.history.writer import HistoryWriter
+from unit.journal.samples import busy_cluster
+
+TABLES = ("attempts", "attempt_usage", "task_events", "audit", "node_events", "task_counts")
+STEPS = 300
+
+
+class Follower:
+    """Follows the groups of a cluster into a history."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writer = HistoryWriter(path)
+        self.state = ClusterState()
+
+    def follow(self, groups: dict[int, tuple], *, notes: bool = True) -> None:
+        for index, group in groups.items():
+            for position, event in enumerate(group):
+                apply(self.state, event)
+                if notes:
+                    self.writer.note(event, self.state, index=index, position=position)
+        if notes:
+            self.writer.commit(max(groups))
+
+    def rows(self, table: str) -> list[tuple]:
+        """Without the index of the submit: of a task that was alive when a history began, it is that of the begin."""
+        with sqlite3.connect(self.path) as connection:
+            connection.row_factory = sqlite3.Row
+            only = "WHERE number > 0" if table == "task_counts" else ""
+            found = connection.execute(f"SELECT * FROM {table} {only}").fetchall()
+        names = [name for name in (found[0].keys() if found else ()) if name != "submitted_index"]
+        return sorted((tuple(row[name] for name in names) for row in found), key=repr)
+
+    def reach(self) -> Reach:
+        history = History(self.path)
+        try:
+            return history.reach()
+        finally:
+            history.close()
+
+    def fill_from(self, other: "Follower") -> int:
+        """Returns the number of pages."""
+        upto, reach, history = self.reach().lacks_until, other.reach(), History(other.path)
+        pages = list(all_pages(lambda cursor: past_page(history, cursor, upto)))
+        history.close()
+        for page in pages:
+            self.writer.fill(Fill(page=page))
+        self.writer.fill(Fill(source=reach))
+        return len(pages)
+
+
+def all_pages(read: Callable[[Cursor], PastPage]) -> Iterator[PastPage]:
+    cursor: Cursor | None = Cursor()
+    while cursor is not None:
+        page = read(cursor)
+        yield page
+        cursor = page.next
+
+
+@pytest.fixture(scope="module")
+def groups() -> dict[int, tuple]:
+    return dict(enumerate(busy_cluster(5, steps=STEPS).groups, start=1))
+
+
+def part(groups: dict[int, tuple], begin: int, end: int) -> dict[int, tuple]:
+    return {index: group for index, group in groups.items() if begin <= index <= end}
+
+
+def made(path: Path, groups: dict[int, tuple], *cuts: tuple[str, int]) -> Follower:
+    """A history that is away at `begins` and back at the next index: by `seed` at first, by `bridge` later."""
+    follower = Follower(path)
+    last = 0
+    for how, index in cuts:
+        if how == "follow":
+            follower.follow(part(groups, last + 1, index))
+        else:
+            follower.follow(part(groups, last + 1, index), notes=False)
+            getattr(follower.writer, how)(follower.state, index=index)
+        last = index
+    follower.follow(part(groups, last + 1, len(groups)))
+    return follower
+
+
+@pytest.fixture
+def whole(tmp_path: Path, groups: dict[int, tuple]) -> Follower:
+    return made(tmp_path / "whole.sqlite", groups)
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [("seed", 150)],
+        [("seed", 299)],
+        [("follow", 60), ("bridge", 200)],
+        [("follow", 60), ("bridge", 120), ("follow", 180), ("bridge", 250)],
+        [("seed", 80), ("follow", 120), ("bridge", 240)],
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("page_tasks", [3, 200])
+def test_it_becomes_equal_to_the_other_one(
+    tmp_path: Path,
+    groups: dict[int, tuple],
+    whole: Follower,
+    cuts: list[tuple[str, int]],
+    page_tasks: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(past_pages, "_TASKS", page_tasks)
+    later = made(tmp_path / "later.sqlite", groups, *cuts)
+    assert later.reach().lacks_until == cuts[-1][1]
+    assert later.rows("task_events") != whole.rows("task_events")
+    later.fill_from(whole)
+    for table in ("tasks", *TABLES):
+        assert later.rows(table) == whole.rows(table), table
+    assert (later.reach().lacks_until, later.reach().from_at) == (0, 0)
+    numbers = (later.writer._tasks, later.writer._kept_node_events, later.writer._audit._stored)
+    again = HistoryWriter(later.path)
+    assert numbers == (again._tasks, again._kept_node_events, again._audit._stored), (
+        "trimming counts all rows"
+    )
+
+
+def test_pages_may_come_twice_and_while_the_history_goes_on(
+    tmp_path: Path, groups: dict[int, tuple], whole: Follower
+) -> None:
+    """A scheduler may be killed between two pages, and its history follows the journal meanwhile."""
+    later = Follower(tmp_path / "later.sqlite")
+    later.follow(part(groups, 1, 150), notes=False)
+    later.writer.seed(later.state, index=150)
+    later.fill_from(whole)
+    later.writer.close()
+    later.writer = HistoryWriter(later.path)
+    later.follow(part(groups, 151, 220))
+    assert later.fill_from(whole) > 0
+    later.follow(part(groups, 221, len(groups)))
+    for table in TABLES:
+        assert later.rows(table) == whole.rows(table), table
+
+
+def test_an_attempt_that_runs_when_a_history_begins_is_in_it(
+    tmp_path: Path, groups: dict[int, tuple], whole: Follower
+) -> None:
+    later = made(tmp_path / "later.sqlite", groups, ("seed", 150))
+    state = ClusterState()
+    for group in part(groups, 1, 150).values():
+        for event in group:
+            apply(state, event)
+    running = {lease.id for lease in state.leases.values()}
+    assert running
+    known = {row[0]: row for row in later.rows("attempts")}
+    assert all(known[row[0]] == row for row in whole.rows("attempts") if row[0] in running)
+
+
+def test_a_history_without_the_beginning_fills_only_what_it_has(
+    tmp_path: Path, groups: dict[int, tuple]
+) -> None:
+    older, later = (made(tmp_path / f"{index}.sqlite", groups, ("seed", index)) for index in (100, 200))
+    later.fill_from(older)
+    assert later.reach().from_index == older.reach().from_index == 100
+    assert later.reach().from_at == older.reach().from_at > 0
+    assert later.rows("task_events") == older.rows("task_events")
+
+
+def test_what_another_version_has_more_is_left_out(tmp_path: Path) -> None:
+    follower = Follower(tmp_path / "h.sqlite")
+    columns = ("node", "journal_index", "position", "at", "type", "body", "colour")
+    tables = (
+        PastRows(table="node_events", columns=columns, rows=(("n1", 3, 0, 5, "NodeLost", "{}", "red"),)),
+        PastRows(table="sqlite_master", columns=("name",), rows=(("x",),)),
+    )
+    follower.writer.fill(Fill(page=PastPage(tables=tables)))
+    assert follower.rows("node_events") == [("n1", 3, 0, 5, "NodeLost", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("own", "source", "lacks", "gap_from"),
+    [
+        (Reach(from_index=9), Reach(), 0, 0),
+        (Reach(from_index=9), Reach(from_index=4), 4, 0),
+        (Reach(gap_from=5, gap_until=9), Reach(from_index=4), 0, 0),
+        (Reach(gap_from=5, gap_until=9), Reach(from_index=7), 7, 5),
+        (Reach(from_index=2, gap_from=5, gap_until=9), Reach(from_index=4), 2, 0),
+        (Reach(from_index=9), Reach(gap_from=3, gap_until=6), 6, 0),
+    ],
+)
+def test_how_far_a_filled_history_reaches(own: Reach, source: Reach, lacks: int, gap_from: int) -> None:
+    filled = own.filled_from(source)
+    assert (filled.lacks_until, filled.gap_from) == (lacks, gap_from)
+
+
+def test_all_cursors_differ(whole: Follower) -> None:
+    """A page ends with another cursor than it began with, so a copy comes to its end."""
+    history = History(whole.path)
+    pages = list(all_pages(lambda cursor: past_page(history, cursor, STEPS)))
+    history.close()
+    cursors = [page.next for page in pages]
+    assert len(cursors) >= 3
+    assert all(before != after for before, after in pairwise(cursors))
