@@ -10,7 +10,8 @@ from dgpu.journal.engine import EngineUnavailable
 from dgpu.journal.etcd.roll import Roll
 from dgpu.service.leadership import peers as peers_module
 from dgpu.service.leadership.peers import FORGET_MS, Peers
-from dgpu.service.options import SharedOptions
+from dgpu.service.leadership.seen import ANNOUNCE_MS
+from dgpu.service.options import OptionsRefused, SharedOptions
 from etcd_cluster import EtcdCluster
 
 pytestmark = pytest.mark.timeout(180)
@@ -108,6 +109,31 @@ def test_a_scheduler_that_is_gone_for_a_day_is_forgotten(roll: Roll, monkeypatch
     exchange(peers)
     exchange(peers)
     assert [row.announced.name for row in roll.schedulers()] == ["a"]
+
+
+def test_the_name_of_a_scheduler_that_runs_is_refused(roll: Roll, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module.time, "sleep", lambda _: roll.announce(B))
+    roll.announce(B)
+    with pytest.raises(
+        OptionsRefused, match=r"ha\.name: the scheduler at http://b:8080 .* has the name 'b', too"
+    ):
+        Peers(SharedOptions(name="b", http="http://c:8080", grpc=""), roll).refuse_taken_name()
+    Peers(SharedOptions(name="b", http=B.http, grpc=""), roll).refuse_taken_name()
+    Peers(SharedOptions(name="c", http="http://c:8080", grpc=""), roll).refuse_taken_name()
+
+
+def test_the_name_of_a_scheduler_that_ended_is_free(roll: Roll, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed, or it moved to another address."""
+    waited = []
+    monkeypatch.setattr(peers_module.time, "sleep", waited.append)
+    moved = Peers(SharedOptions(name="b", http="http://c:8080", grpc=""), roll)
+    roll.announce(B)
+    moved.refuse_taken_name()
+    assert sum(waited) * 1_000 > ANNOUNCE_MS
+    waited.clear()
+    roll.announce(msgspec.structs.replace(B, role="stopped"))
+    moved.refuse_taken_name()
+    assert not waited, "it said that it stopped"
 
 
 def exchange(peers: Peers) -> None:

@@ -1,4 +1,5 @@
-"""The other schedulers and the members of the engine, as this scheduler sees them. For people and alerts only.
+"""The other schedulers and the members of the engine, as this scheduler sees them. For people and alerts, and to refuse
+a name that is taken.
 
 The rows are read in the background, so looking at them never waits for the engine. The time since a scheduler was last
 seen is counted on our own clock, from the moment its row changed: clocks of machines may differ.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +22,7 @@ from dgpu.journal.engine import EngineError
 from dgpu.journal.etcd.roll import Roll
 from dgpu.service.leadership.seen import ANNOUNCE_MS, MasterChange, SeenScheduler, with_one_master
 from dgpu.service.loop.clock import ThisMachine
-from dgpu.service.options import SharedOptions
+from dgpu.service.options import OptionsRefused, SharedOptions
 
 if TYPE_CHECKING:
     from dgpu.service.leadership.standing import Standing
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 FORGET_MS = 86_400_000
 _TICK_S = 0.5
+_LOOKS = round(1.5 * ANNOUNCE_MS / 1_000 / _TICK_S)  # for a taken name
 _STOP_S = 1.0
 
 _log = structlog.get_logger("dgpu.leadership")
@@ -54,6 +57,32 @@ class Peers:
         self._change: tuple[MasterChange, int] | None = None
         self._announced: Announced | None = None
         self._announced_at_ms = 0
+
+    def refuse_taken_name(self) -> None:
+        """Raises OptionsRefused, or EngineError. Blocks for a while if another scheduler with this name may have ended.
+
+        A scheduler counts copies of output by name: two with one name would look like one that has everything.
+        """
+        before = self._namesakes()
+        for _ in range(_LOOKS if before else 0):
+            time.sleep(_TICK_S)
+            for url, revision in self._namesakes().items():
+                if before.setdefault(url, revision) != revision:
+                    raise OptionsRefused(
+                        f"ha.name: the scheduler at {url} runs and has the name {self._shared.name!r}, too. Give each "
+                        f"scheduler its own name in scheduler.yaml (without ha.name: the host name)."
+                    )
+
+    def _namesakes(self) -> dict[str, int]:
+        """Revisions by URL. Only a scheduler that runs changes its row."""
+        rows = [] if self._roll is None else self._roll.schedulers()
+        return {
+            row.announced.http: row.revision
+            for row in rows
+            if row.announced.name == self._shared.name
+            and row.announced.http != self._shared.http
+            and row.announced.role != "stopped"
+        }
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

@@ -237,6 +237,7 @@ class _Life:
             is_waiting = False
             while not stopping.done():
                 try:
+                    await asyncio.to_thread(self._peers.refuse_taken_name)
                     return await asyncio.to_thread(open_copy, self._options, self._engine)
                 except EngineUnavailable as error:
                     if not is_waiting:
