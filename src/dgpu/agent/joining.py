@@ -26,6 +26,7 @@ from dgpu.wire.machines import (
     SCHEDULER_NAME,
     JoinAnswer,
     JoinGreeting,
+    JoinKind,
     JoinRequest,
     JoinToken,
     fingerprint_of,
@@ -52,12 +53,10 @@ def join(server: Address, token: JoinToken, directory: Path) -> Joined:
     """Saves the certificate in `directory`. Raises JoinFailed, or OSError for the directory."""
     files = CertificateFiles(directory)
     key_pem = files.joining_key()
-    authority_pem, answer = exchange(server, token, request_for(key_pem))
+    authority_pem, answer = exchange(server, token, request_for(key_pem), "agent")
     if answer.error:
         files.forget_joining_key()
         raise JoinFailed(f"The scheduler refused: {answer.error}")
-    if answer.member is not None:
-        raise JoinFailed("This is a token for a member of the engine: dgpu ha join")
     try:
         certificate = read_certificate(key_pem, answer.certificate.encode(), authority_pem)
     except ValueError as error:
@@ -66,12 +65,12 @@ def join(server: Address, token: JoinToken, directory: Path) -> Joined:
     return Joined(certificate=certificate, grpc_port=answer.grpc_port)
 
 
-def exchange(server: Address, token: JoinToken, csr_pem: bytes) -> tuple[bytes, JoinAnswer]:
+def exchange(server: Address, token: JoinToken, csr_pem: bytes, kind: JoinKind) -> tuple[bytes, JoinAnswer]:
     """The certificate of the authority, verified, and the scheduler's answer. Raises JoinFailed."""
     try:
         with _connection(server) as connection:
             authority_pem = _verified_authority(connection, token.fingerprint)
-            return authority_pem, _ask(connection, token, csr_pem)
+            return authority_pem, _ask(connection, token, csr_pem, kind)
     except (ssl.SSLError, TimeoutError, OSError) as error:
         raise SchedulerUnreachable(f"{server} cannot be reached for joining: {error}") from error
 
@@ -124,8 +123,8 @@ def _why_not_scheduler(shown: x509.Certificate, authority: x509.Certificate) -> 
     return ""
 
 
-def _ask(connection: ssl.SSLSocket, token: JoinToken, csr_pem: bytes) -> JoinAnswer:
-    request = JoinRequest(join_id=token.join_id, secret=token.secret, csr=csr_pem.decode())
+def _ask(connection: ssl.SSLSocket, token: JoinToken, csr_pem: bytes, kind: JoinKind) -> JoinAnswer:
+    request = JoinRequest(join_id=token.join_id, secret=token.secret, csr=csr_pem.decode(), kind=kind)
     connection.sendall(msgspec.json.encode(request) + b"\n")
     return _read(connection, JoinAnswer)
 

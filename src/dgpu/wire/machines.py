@@ -27,6 +27,9 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{32,64}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
+JoinKind = Literal["agent", "scheduler", "witness"]  # the last two are members of the engine
+
+
 class MachineNames(msgspec.Struct, frozen=True, kw_only=True):
     """What a certificate of a machine says: the join that it comes from, and the nodes that it may act for."""
 
@@ -50,6 +53,7 @@ class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
     join_id: str
     secret: str
     csr: str
+    kind: JoinKind = "agent"
 
 
 class JoinGreeting(msgspec.Struct, frozen=True, kw_only=True):

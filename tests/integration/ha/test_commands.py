@@ -144,10 +144,10 @@ def check_refusals(three) -> None:
     assert "none of the members" in three.bad("ha", "token", "x.example", "--dir", three.directory("a"))
     token = three.token(three.c, "--witness")
     used = ("--server", f"127.0.0.1:{three.join_port}", "--token", token)
-    assert "is for a witness" in three.bad("ha", "join", "--dir", three.directory("x"), *used)
-    assert "used before" in three.bad("ha", "join", "--dir", three.directory("y"), *used, "--witness")
+    assert "it still works" in three.bad("ha", "join", "--dir", three.directory("y"), *used)
     told = three.bad("ha", "join", "--dir", three.directory("x"), *used, "--witness")
     assert f"dgpu ha replace-member {three.c}" in told
+    assert "used before" in three.bad("ha", "join", "--dir", three.directory("y"), *used, "--witness")
     assert "belongs to member" in three.bad("ha", "join", "--dir", three.directory("c"), *used, "--witness")
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from dgpu.service.machines.authority import FOLDER
 from dgpu.service.machines.roster import FILE, JoinRefused, Roster
-from dgpu.wire.machines import JoinToken, MachineNames, names_in, parse_fingerprint, parse_token, uris_of
+from dgpu.wire.machines import (
+    JoinKind,
+    JoinToken,
+    MachineNames,
+    names_in,
+    parse_fingerprint,
+    parse_token,
+    uris_of,
+)
 
 NOW_S = 1_000_000
 KEY = b"the public key of a machine"
@@ -54,6 +62,23 @@ def test_a_token_works_once(roster: Roster) -> None:
     assert roster.redeem(join.id, secret, KEY, now_s=NOW_S + 1).nodes == ("n1",)
     with pytest.raises(JoinRefused, match="used before"):
         roster.redeem(join.id, secret, b"the key of a thief", now_s=NOW_S + 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tried", "verb"),
+    [
+        ("witness", "scheduler", "dgpu ha join --witness"),
+        ("agent", "witness", "dgpu agent join"),
+        ("scheduler", "agent", "dgpu ha join"),
+    ],
+)
+def test_a_token_for_another_kind_of_machine_is_refused_and_still_works(
+    roster: Roster, kind: JoinKind, tried: JoinKind, verb: str
+) -> None:
+    join, secret = roster.invite(("n1",), now_s=NOW_S, lifetime_s=60, kind=kind)
+    with pytest.raises(JoinRefused, match=f"is for `{verb}`, not for .*; it still works"):
+        roster.redeem(join.id, secret, b"the key of the wrong machine", now_s=NOW_S + 1, kind=tried)
+    assert roster.redeem(join.id, secret, KEY, now_s=NOW_S + 2, kind=kind).joined_at_s == NOW_S + 2
 
 
 def test_an_answer_that_was_lost_is_repeated_for_the_same_key(roster: Roster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -21,7 +20,7 @@ from dgpu.journal.etcd.engine import EtcdEngine
 from dgpu.journal.etcd.settings import EtcdSettings
 from dgpu.journal.fetched import begin_from_engine
 from dgpu.journal.segments import JOURNAL_FOLDER
-from dgpu.service.machines.member_marker import Member
+from dgpu.service.machines.member_marker import Member, Role
 from dgpu.wire.address import Address, address_list, parse_address
 from dgpu.wire.machines import JoinAnswer, JoinToken, MemberGrant, parse_token
 
@@ -34,9 +33,7 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
     index: int  # of the snapshot that a scheduler got; 0: none
 
 
-def join_cluster(
-    directory: Path, server: str, token_text: str, role: Literal["scheduler", "witness"]
-) -> JoinedMember:
+def join_cluster(directory: Path, server: str, token_text: str, role: Role) -> JoinedMember:
     """Repeating it after a failure goes on where it stopped. Raises HaFailure."""
     files = MemberFiles(directory)
     present = files.read()
@@ -46,9 +43,7 @@ def join_cluster(
             f"{'dgpu scheduler' if present.role == 'scheduler' else 'dgpu witness'}"
         )
     find_etcd()
-    grant = _exchange(files, server, token_text)
-    if grant.role != role:
-        raise HaFailure(f"the token is for a {grant.role}, and this machine joins as a {role}")
+    grant = _exchange(files, server, token_text, role)
     _save_shared(directory, grant)
     me = MemberAddress.parse(grant.me)
     cluster = EngineCluster(files, [each for each in grant.members if each != grant.me])
@@ -77,7 +72,7 @@ def join_cluster(
     )
 
 
-def _exchange(files: MemberFiles, server: str, token_text: str) -> MemberGrant:
+def _exchange(files: MemberFiles, server: str, token_text: str, role: Role) -> MemberGrant:
     try:
         addresses = [parse_address(text) for text in address_list(server) or [server]]
         token = parse_token(token_text)
@@ -86,26 +81,28 @@ def _exchange(files: MemberFiles, server: str, token_text: str) -> MemberGrant:
     keys = CertificateFiles(files.tls)  # a join that is tried again uses the same key
     try:
         key_pem = keys.joining_key()
-        authority_pem, answer = _ask_first(addresses, token, request_for(key_pem))
+        authority_pem, answer = _ask_first(addresses, token, request_for(key_pem), role)
     except OSError as error:
         raise HaFailure(f"{files.tls} cannot be written: {error.strerror}") from error
     if answer.error:
         keys.forget_joining_key()
         raise HaFailure(f"The scheduler refused: {answer.error}")
     if answer.member is None:
-        raise HaFailure("This is a token for an agent. For a member of the cluster: dgpu ha token ADDRESS")
+        raise HaFailure("The scheduler sent no list of members")
     files.write_certificate(
         key_pem=key_pem, certificate_pem=answer.certificate.encode(), authority_pem=authority_pem
     )
     return answer.member
 
 
-def _ask_first(addresses: list[Address], token: JoinToken, csr_pem: bytes) -> tuple[bytes, JoinAnswer]:
+def _ask_first(
+    addresses: list[Address], token: JoinToken, csr_pem: bytes, role: Role
+) -> tuple[bytes, JoinAnswer]:
     """Of the first scheduler that answers. A standby does not listen for machines that join."""
     reasons: list[str] = []
     for address in addresses:
         try:
-            return exchange(address, token, csr_pem)
+            return exchange(address, token, csr_pem, role)
         except SchedulerUnreachable as error:
             reasons.append(str(error))
         except JoinFailed as error:

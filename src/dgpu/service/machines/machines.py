@@ -55,7 +55,9 @@ class Machines:
         public_key = key_of_request(csr_pem).public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        join = self.roster.redeem(request.join_id, request.secret, public_key, now_s=int(self._clock()))
+        join = self.roster.redeem(
+            request.join_id, request.secret, public_key, now_s=int(self._clock()), kind=request.kind
+        )
         if join.kind != "agent":
             return self._grant_member(csr_pem, join)
         return self._grant(csr_pem, join.names)

@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from dgpu.service.machines import deeds
 from dgpu.service.machines.authority import FOLDER, give_to_owner_of
 from dgpu.service.machines.deeds import Deed
 from dgpu.service.sqlite_files import open_to_write
-from dgpu.wire.machines import MachineNames
+from dgpu.wire.machines import JoinKind, MachineNames
 
 FILE = "machines.sqlite"
 _KEEP_S = 30 * 86_400  # of tokens and certificates that have expired
@@ -56,7 +56,11 @@ ON CONFLICT (id) DO UPDATE SET
   revoked_at_s = max(revoked_at_s, excluded.revoked_at_s)
 """  # noqa: S608 - a constant
 
-Kind = Literal["agent", "scheduler", "witness"]
+_VERBS: Final[dict[str, str]] = {
+    "agent": "dgpu agent join",
+    "scheduler": "dgpu ha join",
+    "witness": "dgpu ha join --witness",
+}
 
 
 class JoinRefused(Exception):  # noqa: N818 - it says what happened
@@ -113,7 +117,7 @@ class Roster:
         self._path = data_dir / FOLDER / FILE
 
     def invite(
-        self, nodes: tuple[str, ...], *, now_s: int, lifetime_s: int, kind: Kind = "agent"
+        self, nodes: tuple[str, ...], *, now_s: int, lifetime_s: int, kind: JoinKind = "agent"
     ) -> tuple[Join, str]:
         """The join and its secret, which is not stored."""
         secret = secrets.token_urlsafe(24)
@@ -130,7 +134,9 @@ class Roster:
             deeds.write_deed(connection, "ca.token", _shown(nodes), now_s=now_s)
             return _one(connection, values[0]), secret
 
-    def redeem(self, join_id: str, secret: str, public_key: bytes, *, now_s: int) -> Join:
+    def redeem(
+        self, join_id: str, secret: str, public_key: bytes, *, now_s: int, kind: JoinKind = "agent"
+    ) -> Join:
         """Uses the token up. Another call with the same key repeats the answer, which may have been lost.
 
         Raises JoinRefused.
@@ -146,6 +152,10 @@ class Roster:
                     "the join token is not known here; if another scheduler made it, try again in a few seconds"
                 )
             join = _one(connection, join_id)
+            if join.kind != kind:
+                raise JoinRefused(
+                    f"the join token is for `{_VERBS[join.kind]}`, not for `{_VERBS[kind]}`; it still works"
+                )
             if join.revoked_at_s:
                 raise JoinRefused("the join token was revoked")
             if now_s >= join.token_expires_at_s:
