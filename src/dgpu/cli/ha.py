@@ -29,6 +29,9 @@ MAX_TOKEN_SECONDS = 30 * 86_400
 @app.callback()
 def ha() -> None:
     """High availability, and backups. The verbs work on the directory of a scheduler, on its own machine."""
+    from dgpu.entry.logs import hush_grpc
+
+    hush_grpc()
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import sys
@@ -37,8 +36,6 @@ def run_agent(config: AgentConfig) -> int:
     from dgpu.file_limit import raise_file_limit
 
     raise_file_limit()
-    # gRPC's messages bypass the log; the log has the reason of a failed connection.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         with _witness(config):
             uvloop.run(serve_agent(agent_options(config)))

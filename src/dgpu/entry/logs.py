@@ -37,8 +37,14 @@ _QUIET = ("uvicorn.access", "httpx", "httpcore", "asyncio", "watchfiles")
 _EventDict = MutableMapping[str, Any]
 
 
+def hush_grpc() -> None:
+    """Its messages would go past the log to stderr, several for each attempt. A call that fails carries the reason."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def set_up_logging(settings: Logging) -> None:
     """Formats lines of libraries that use the standard module in the same way."""
+    hush_grpc()
     shared: list[Callable[[Any, str, _EventDict], Any]] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

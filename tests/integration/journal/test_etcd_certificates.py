@@ -5,7 +5,10 @@ Every engine here asks one endpoint, so one refusal is a refusal by all.
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,3 +144,25 @@ def _answered(engine: EtcdEngine) -> Any:
             return engine.head()
         except EngineUnavailable:
             assert time.monotonic() < until_s, "the new files are not used"
+
+
+def test_the_scheduler_says_it_in_one_line(secure, tmp_path) -> None:
+    """GRPC writes messages of its own to stderr."""
+    other, (http, grpc) = make_certificates(tmp_path / "pki"), free_ports(2)
+    own = {
+        "ca_file": str(secure.settings().ca_file),
+        "cert_file": str(other["cert"]),
+        "key_file": str(other["key"]),
+    }
+    written = {
+        "server": {"http_address": f"127.0.0.1:{http}", "grpc_address": f"127.0.0.1:{grpc}"},
+        "storage": {"snapshot_dir": str(tmp_path / "state"), "journal": "etcd"},
+        "ha": {"mode": "external", "name": "a", "endpoints": list(secure.endpoints), "tls": own},
+    }
+    config = tmp_path / "scheduler.yaml"
+    config.write_text(json.dumps(written))
+    command = [sys.executable, "-m", "dgpu", "scheduler", "--config", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "it does not accept the certificate of this scheduler: check ha.tls.cert_file" in line
