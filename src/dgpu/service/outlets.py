@@ -20,6 +20,7 @@ from dgpu.service.content.uses import expiring_content
 from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.copying import OwnHistory
+from dgpu.service.history.past_pages import Past
 from dgpu.service.leadership.standing import Lone, Standing
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.node_streams import NodeStreams
@@ -28,6 +29,7 @@ from dgpu.service.notices.watch import NoticeWatch
 from dgpu.service.open_files import AgentConnections, budget_of
 from dgpu.service.options import ServiceOptions
 from dgpu.service.parts import Parts
+from dgpu.service.results.file import RESULTS_NAME, ResultReader
 from dgpu.service.task_output.intake_words import Holder, HolderFound
 from dgpu.service.task_output.store import LogStore
 from dgpu.service.task_output.streams import OutputStreams
@@ -173,11 +175,11 @@ async def http_port(
 @contextlib.asynccontextmanager
 async def own_history(options: ServiceOptions, parts: Parts) -> AsyncIterator[OwnHistory]:
     """For exchanges with other schedulers."""
-    history = _history(options, parts.follower)
+    past = Past(_history(options, parts.follower), ResultReader(options.data_dir / RESULTS_NAME))
     try:
-        yield OwnHistory(history, parts.follower)
+        yield OwnHistory(past, parts.follower)
     finally:
-        history.close()
+        past.close()
 
 
 async def _stop(server: HttpServer, backend: Backend) -> None:

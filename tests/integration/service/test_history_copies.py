@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from dgpu.core.model.ids import TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.journal.memory_engine import SharedState
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import remove_history
+from dgpu.service.results.file import RESULTS_NAME, ResultLimits, ResultReader, ResultWriter, StoredResult
 from integration.service.members import DEADLINE_S, Member
 from integration.service.test_trimming import member, submit, submit_until_floor, until, until_history
 
@@ -28,6 +31,31 @@ def forgetful(tmp_path: Path, shared: SharedState, name: str) -> Member:
     made = member(tmp_path, shared, name)
     made.options = msgspec.structs.replace(made.options, settings=SETTINGS)
     return made
+
+
+def with_result(member: Member) -> StoredResult:
+    """Of a function call that it got before the other scheduler joined."""
+    called = StoredResult(
+        task_id=TaskId(1),
+        at=time.time_ns() // 1_000_000,
+        result=b"\x81\xff",
+        encoding="msgpack",
+        ref="",
+        size=2,
+        traceback="",
+    )
+    writer = ResultWriter(member.options.data_dir / RESULTS_NAME, ResultLimits())
+    writer.fill([called], called.at)
+    writer.close()
+    return called
+
+
+def results_of(member: Member) -> list[StoredResult]:
+    reader = ResultReader(member.options.data_dir / RESULTS_NAME)
+    try:
+        return reader.before(1 << 62, 10)
+    finally:
+        reader.close()
 
 
 async def until_answer(member: Member, path: str, wanted: Any) -> None:
@@ -59,6 +87,7 @@ async def test_a_scheduler_that_joins_knows_tasks_that_ended_long_before(tmp_pat
     shared = SharedState()
     first, second = forgetful(tmp_path, shared, "a"), forgetful(tmp_path, shared, "b")
     try:
+        called = with_result(first)
         await first.start()
         await first.until_role("master")
         known = await with_past_tasks(first, shared)
@@ -68,6 +97,7 @@ async def test_a_scheduler_that_joins_knows_tasks_that_ended_long_before(tmp_pat
             await until_answer(second, path, answer)
         total = (await first.ask("/api/v1/tasks?status=cancelled")).body["total"]
         assert (await second.ask("/api/v1/tasks?status=cancelled")).body["total"] == total == 8
+        await until(lambda: results_of(second) == [called])
         await first.stop()
         await second.until_role("master")
         for path, answer in known.items():

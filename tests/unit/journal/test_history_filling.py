@@ -1,23 +1,25 @@
 """A history that began in the middle, or that has a gap, gets everything that another one has."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from dgpu.core.apply.table import apply
+from dgpu.core.model.ids import TaskId
 from dgpu.core.state import ClusterState
 from dgpu.service.history import past_pages
-from dgpu.service.history.past_pages import past_page
+from dgpu.service.history.past_pages import Past, past_page
 from dgpu.service.history.past_words import Cursor, Fill, PastPage, PastRows, Reach
 from dgpu.service.history.reader import History
 from dgpu.service.history.writer import HistoryWriter
+from dgpu.service.results.file import RESULTS_NAME, ResultLimits, ResultReader, ResultWriter, StoredResult
 from unit.journal.samples import busy_cluster
 
 TABLES = ("attempts", "attempt_usage", "task_events", "audit", "node_events", "task_counts")
 STEPS = 300
+NOW = 1_800_000_000_000
 
 
 class Follower:
@@ -55,21 +57,23 @@ class Follower:
 
     def fill_from(self, other: "Follower") -> int:
         """Returns the number of pages."""
-        upto, reach, history = self.reach().lacks_until, other.reach(), History(other.path)
-        pages = list(all_pages(lambda cursor: past_page(history, cursor, upto)))
-        history.close()
+        upto, reach = self.reach().lacks_until, other.reach()
+        pages = pages_of(other.path, upto)
         for page in pages:
             self.writer.fill(Fill(page=page))
         self.writer.fill(Fill(source=reach))
         return len(pages)
 
 
-def all_pages(read: Callable[[Cursor], PastPage]) -> Iterator[PastPage]:
+def pages_of(path: Path, upto: int) -> list[PastPage]:
+    past = Past(History(path), ResultReader(path.with_name(RESULTS_NAME)))
+    pages = []
     cursor: Cursor | None = Cursor()
     while cursor is not None:
-        page = read(cursor)
-        yield page
-        cursor = page.next
+        pages.append(past_page(past, cursor, upto))
+        cursor = pages[-1].next
+    past.close()
+    return pages
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +210,41 @@ def test_how_far_a_filled_history_reaches(own: Reach, source: Reach, lacks: int,
 
 def test_all_cursors_differ(whole: Follower) -> None:
     """A page ends with another cursor than it began with, so a copy comes to its end."""
-    history = History(whole.path)
-    pages = list(all_pages(lambda cursor: past_page(history, cursor, STEPS)))
-    history.close()
-    cursors = [page.next for page in pages]
+    cursors = [page.next for page in pages_of(whole.path, STEPS)]
     assert len(cursors) >= 3
     assert all(before != after for before, after in pairwise(cursors))
+
+
+def result(task_id: int, content: bytes = b"r") -> StoredResult:
+    return StoredResult(
+        task_id=TaskId(task_id),
+        at=NOW,
+        result=content,
+        encoding="msgpack",
+        ref="",
+        size=len(content),
+        traceback="",
+    )
+
+
+@pytest.mark.parametrize("limits", [{"_RESULTS": 2}, {"_BYTES": 1_000}])
+def test_results_of_calls_travel_in_pages(
+    whole: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(past_pages, name, value)
+    results = [result(task_id, b"r" * 600) for task_id in (1, 2, 5, 7, 8)]
+    source = ResultWriter(whole.path.with_name(RESULTS_NAME), ResultLimits())
+    source.fill(results, NOW)
+    pages = pages_of(whole.path, STEPS)
+    source.close()
+    own = ResultWriter(tmp_path / RESULTS_NAME, ResultLimits(max_bytes=3_000))
+    own.fill([result(9)], NOW)
+    for page in pages * 2:
+        assert len(page.results) <= 2
+        own.fill(page.results, NOW)
+    own.close()
+    reader = ResultReader(tmp_path / RESULTS_NAME)
+    found = reader.before(100, 100)
+    reader.close()
+    assert found == [result(9), *reversed(results[2:])], "the limit of the file holds for the oldest"

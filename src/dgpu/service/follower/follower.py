@@ -175,6 +175,7 @@ class Follower:
     def fill(self, order: FillOrder) -> None:
         """Adds rows of another scheduler's history. A page that found no room may come again."""
         try:
+            self._results.fill(order.fill.page.results, self._state.last_at)
             self._history.fill(order.fill)
         except sqlite3.OperationalError as error:
             self._say({"answer": {"id": order.id, "error": f"history: {error}"}})

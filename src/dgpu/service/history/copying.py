@@ -17,8 +17,8 @@ import structlog
 from dgpu.service.copies.taking import Master, MasterGone
 from dgpu.service.follower.link import AnswerFailed, FollowerAway, FollowerLink
 from dgpu.service.history import past_words as words
-from dgpu.service.history.past_pages import past_page
-from dgpu.service.history.reader import History, HistoryDamaged
+from dgpu.service.history.past_pages import Past, past_page
+from dgpu.service.history.reader import HistoryDamaged
 
 _RETRY_S = 5.0
 _REPEAT_S = 600.0  # a history may have been rebuilt meanwhile
@@ -41,15 +41,15 @@ class Store(Protocol):
 class OwnHistory:
     """Also answers other schedulers."""
 
-    def __init__(self, history: History, follower: FollowerLink) -> None:
-        self._history = history
+    def __init__(self, past: Past, follower: FollowerLink) -> None:
+        self._past = past
         self._follower = follower
 
     async def reach(self, _: words.ReachAsk | None = None) -> words.Reach:
-        return await asyncio.to_thread(self._history.reach)
+        return await asyncio.to_thread(self._past.history.reach)
 
     async def page(self, ask: words.PageAsk) -> words.PastPage:
-        return await asyncio.to_thread(past_page, self._history, ask.cursor, ask.upto)
+        return await asyncio.to_thread(past_page, self._past, ask.cursor, ask.upto)
 
     async def fill(self, given: words.Fill) -> words.Done:
         """Raises FollowerAway or AnswerFailed."""

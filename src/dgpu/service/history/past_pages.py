@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from dgpu.service.history.past_words import Cursor, Part, PastPage, PastRows
 from dgpu.service.history.reader import History
+from dgpu.service.results.file import ResultReader, StoredResult
 
 _TASKS = 200  # in a page
 _ENTRIES = 1_000  # of the audit log, or events of nodes
 _BYTES = 1 << 20  # of a page, before the task that exceeds it
 _MAX_ATTEMPTS = 10_000  # of a task
 _MAX_EVENTS = 1_000  # of a task; readers show no more
+_RESULTS = 100  # at most 256 KiB each
 
 # The latest first: they are asked for most.
 _TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT ?"
@@ -31,23 +34,36 @@ _KEYS: dict[Part, tuple[str, ...]] = {
     "tasks": ("id",),
     "audit": ("at", "journal_index", "position"),
     "node_events": ("node", "journal_index", "position"),
+    "results": ("task_id",),
 }
 _END = 1 << 62
 _FIRST: dict[Part, tuple[int | str, ...]] = {
     "tasks": (_END,),
     "audit": (_END, _END, _END),
     "node_events": ("", 0, 0),
+    "results": (_END,),
 }
-_PARTS: tuple[Part, ...] = ("tasks", "audit", "node_events")
+_PARTS: tuple[Part, ...] = ("tasks", "audit", "node_events", "results")
 
 
-def past_page(history: History, cursor: Cursor, upto: int) -> PastPage:
+class Past(NamedTuple):
+    history: History
+    results: ResultReader
+
+    def close(self) -> None:
+        self.history.close()
+        self.results.close()
+
+
+def past_page(past: Past, cursor: Cursor, upto: int) -> PastPage:
     """Raises HistoryDamaged or sqlite3.OperationalError."""
     after = cursor.after or _FIRST[cursor.part]
     if cursor.part == "tasks":
-        return _tasks(history, after, upto)
+        return _tasks(past.history, after, upto)
+    if cursor.part == "results":
+        return _results(past.results, int(after[0]))
     query = _AUDIT if cursor.part == "audit" else _NODES
-    rows = history.rows(query, (*after, upto, _ENTRIES))
+    rows = past.history.rows(query, (*after, upto, _ENTRIES))
     return PastPage(
         tables=(_rows(cursor.part, rows),) if rows else (),
         next=_after(cursor.part, rows[-1]) if len(rows) == _ENTRIES else _next_part(cursor.part),
@@ -73,6 +89,20 @@ def _tasks(history: History, after: tuple[int | str, ...], upto: int) -> PastPag
     return PastPage(
         tables=tables, next=_next_part("tasks") if is_last else _after("tasks", taken["tasks"][-1])
     )
+
+
+def _results(results: ResultReader, before: int) -> PastPage:
+    found = results.before(before, _RESULTS)
+    taken: list[StoredResult] = []
+    size = 0
+    for result in found:
+        taken.append(result)
+        size += len(result.result) + len(result.traceback)
+        if size >= _BYTES:
+            break
+    is_last = len(taken) == len(found) < _RESULTS
+    after = None if is_last else Cursor(part="results", after=(taken[-1].task_id,))
+    return PastPage(results=tuple(taken), next=after)
 
 
 def _rows(table: str, rows: Iterable[sqlite3.Row]) -> PastRows:

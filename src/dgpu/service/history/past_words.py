@@ -10,10 +10,12 @@ from typing import Literal
 
 import msgspec
 
+from dgpu.service.results.file import StoredResult
+
 SERVICE = "dgpu.scheduler.v1.PastTasks"
 
 Cell = int | str | None
-Part = Literal["tasks", "audit", "node_events"]  # in this order
+Part = Literal["tasks", "audit", "node_events", "results"]  # in this order
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class PastRows(msgspec.Struct, frozen=True, kw_only=True):
 
 class PastPage(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[PastRows, ...] = ()
+    results: tuple[StoredResult, ...] = ()  # of function calls; they are in a file of their own
     next: Cursor | None = None  # None: it was the last page
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +44,8 @@ CREATE INDEX results_by_time ON results (at);
 _INSERT: Final = """INSERT OR REPLACE INTO results
 (task_id, at, result, encoding, ref, size, traceback) VALUES (?,?,?,?,?,?,?)"""
 _FIND: Final = "SELECT task_id, at, result, encoding, ref, size, traceback FROM results WHERE task_id = ?"
+_BEFORE: Final = """SELECT task_id, at, result, encoding, ref, size, traceback FROM results
+WHERE task_id < ? ORDER BY task_id DESC LIMIT ?"""
 _OLDEST: Final = (
     "SELECT task_id, LENGTH(result) + LENGTH(traceback) FROM results ORDER BY at, task_id LIMIT ?"
 )
@@ -101,16 +104,25 @@ class ResultWriter:
         """Raises sqlite3.OperationalError (a full disk): then the rows stay for the next try."""
         if not self._rows:
             return
+        self._write(self._rows)
+        self._rows = []
+        self.trim(now_ms)
+
+    def fill(self, rows: Sequence[StoredResult], now_ms: int) -> None:
+        """Adds what another scheduler has. Raises sqlite3.OperationalError; then nothing was added."""
+        if rows:
+            self._write(rows)
+            self.trim(now_ms)
+
+    def _write(self, rows: Sequence[StoredResult]) -> None:
         added = 0
         with transaction(self._connection) as connection:
-            for each in self._rows:
+            for each in rows:
                 known = connection.execute(_SIZE, (each.task_id,)).fetchone()
                 connection.execute(_INSERT, msgspec.structs.astuple(each))
                 added += len(each.result) + len(each.traceback) + _ROW_BYTES
                 added -= known[0] + _ROW_BYTES if known else 0
         self._bytes += added
-        self._rows = []
-        self.trim(now_ms)
 
     def trim(self, now_ms: int) -> None:
         """Deletes results that are too old, and the oldest if there are too many bytes."""
@@ -152,18 +164,25 @@ class ResultReader:
         self._connection: sqlite3.Connection | None = None
 
     def find(self, task_ids: list[TaskId]) -> dict[TaskId, StoredResult]:
+        return {found.task_id: found for each in task_ids for found in self._read(_FIND, (each,))}
+
+    def before(self, task_id: int, limit: int) -> list[StoredResult]:
+        """Of the tasks with lower numbers, the latest first."""
+        return self._read(_BEFORE, (task_id, limit))
+
+    def _read(self, query: str, values: tuple[Any, ...]) -> list[StoredResult]:
         with self._lock:
             try:
                 if self._connection is None:
                     self._connection = open_version_to_read(self._path, _VERSION)
                 if self._connection is None:
-                    return {}
-                rows = [self._connection.execute(_FIND, (task_id,)).fetchone() for task_id in task_ids]
+                    return []
+                rows = self._connection.execute(query, values).fetchall()
             except sqlite3.Error:
                 self._close()
-                return {}
+                return []
         names = StoredResult.__struct_fields__
-        return {row[0]: StoredResult(**dict(zip(names, row, strict=True))) for row in rows if row}
+        return [StoredResult(**dict(zip(names, row, strict=True))) for row in rows]
 
     def close(self) -> None:
         with self._lock:
