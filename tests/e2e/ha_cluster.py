@@ -26,7 +26,7 @@ server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}
 quota: {{mode: borrow, unknown_tenants: create}}
 agent: {{task_lease_seconds: 60, heartbeat_timeout: 15}}
 storage: {{snapshot_dir: {home}/{name}, journal: etcd}}
-ha: {{mode: external, name: {name}, endpoints: {endpoints}, prefix: "/dgpu/"}}
+ha: {{mode: external, name: {name}, endpoints: {endpoints}, prefix: "/dgpu/", read_stale_max: {stale_s}}}
 """
 AGENT = """\
 agent: {{id: n1, heartbeat_interval: 1}}
@@ -39,9 +39,10 @@ DOWN = (OSError, urllib.error.URLError, TimeoutError, json.JSONDecodeError)
 
 
 class HaCluster:
-    def __init__(self, *, members=1, more=""):
+    def __init__(self, *, members=1, more="", read_stale_max=30):
         """`more`: lines for both scheduler.yaml."""
         self.more = more
+        self.read_stale_max = read_stale_max
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dgpu-ha-"))  # short, for Unix sockets
         self.etcd = EtcdCluster(self.home / "etcd", members=members)
         self.http = {name: free_port() for name in "ab"}
@@ -61,6 +62,7 @@ class HaCluster:
                 http=http,
                 grpc=grpc,
                 endpoints=json.dumps(self.etcd.endpoints),
+                stale_s=self.read_stale_max,
             )
             (self.home / f"{name}.yaml").write_text(text + self.more)
             self.make_directory(name)

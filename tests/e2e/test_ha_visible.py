@@ -20,14 +20,14 @@ alerts:
   interval_seconds: 0.5
   rules:
     standby_lagging: {limit_seconds: 15, for_seconds: 0}
-    engine_unavailable: {for_seconds: 0}
+    engine_unavailable: {for_seconds: 5}
     engine_member_lost: {for_seconds: 0}
 """
 
 
 @pytest.fixture
 def cluster():
-    with HaCluster(members=3, more=ALERTS) as place:
+    with HaCluster(members=3, more=ALERTS, read_stale_max=120) as place:
         for name in "ab":
             place.start(name)
             eventually(lambda name=name: place.is_ready(name), f"{name} to be ready")
@@ -137,6 +137,7 @@ def test_a_lost_standby_a_lost_member_and_a_takeover_are_alerts(cluster):
 def test_without_a_majority_the_state_of_the_engine_is_still_told(cluster):
     for number in (1, 2):
         cluster.etcd.kill(number)
+    eventually(lambda: alert(cluster, "a", "engine_member_lost"), "an alert that cannot be stored")
     told = eventually(lambda: alert(cluster, "a", "engine_unavailable"), "the alert about the engine")
     assert "no majority of the engine has answered for" in told
     for name in "ab":

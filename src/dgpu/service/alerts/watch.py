@@ -101,6 +101,7 @@ class AlertWatch:
         self._counts: dict[Tenants, AlertCounts] = {}  # as of the change `_counted`
         self._counted = 0
         self._saving = asyncio.Lock()
+        self._save: asyncio.Task[None] | None = None
         self._save_failed = False
         self._unsubscribe: list[Callable[[], None]] = []
         self.testing = False
@@ -170,12 +171,26 @@ class AlertWatch:
             try:
                 self._look_at_disk()
                 await self.look()
-                await self.save()
+                self._save_soon()
             except (NotMaster, OutcomeUnknown):
                 return  # the next master has a watch of its own
             except Exception:  # noqa: BLE001 - a bug here must not end the watch, nor the scheduler
                 _log.exception("alerts_look_failed")
             await asyncio.sleep(self.options.interval_ms / 1_000)
+
+    def _save_soon(self) -> None:
+        """Beside the checks: while nothing can be stored, they must go on, and tell that nothing can be stored."""
+        if self._saved != self._changed and (self._save is None or self._save.done()):
+            self._save = asyncio.create_task(self._save_quietly())
+            self._keep(self._save)
+
+    async def _save_quietly(self) -> None:
+        try:
+            await self.save()
+        except (NotMaster, OutcomeUnknown):
+            pass  # the next master has what was stored before
+        except Exception:  # noqa: BLE001 - a bug here must not end the scheduler
+            _log.exception("alerts_not_saved")
 
     def _look_at_disk(self) -> None:
         """Runs beside the check, one at a time: a dead network disk never answers."""
@@ -324,8 +339,7 @@ class AlertWatch:
             )
         self._changed += 1
         self._to_send.set()
-        with contextlib.suppress(NotMaster, OutcomeUnknown):
-            await self.save()
+        await self._save_quietly()
 
     # Storing
 
