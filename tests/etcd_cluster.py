@@ -20,6 +20,7 @@ from typing import Any, Self
 import pytest
 
 from dgpu.journal.etcd.settings import EtcdSettings
+from faults.ports import free_port
 
 DEADLINE_S = 60.0
 
@@ -32,10 +33,10 @@ def etcd_binary() -> str:
 
 
 class Member:
-    def __init__(self, name: str, directory: Path, ports: tuple[int, int, int], scheme: str) -> None:
+    def __init__(self, name: str, directory: Path, scheme: str) -> None:
         self.name = name
         self.directory = directory
-        self.client_port, self.peer_port, self.metrics_port = ports
+        self.client_port, self.peer_port, self.metrics_port = (free_port() for _ in range(3))
         self.url = f"{scheme}://127.0.0.1:{self.client_port}"
         self.peer_url = f"http://127.0.0.1:{self.peer_port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -57,9 +58,7 @@ class EtcdCluster:
         self._tls = tls
         self._flags = flags
         scheme = "https" if tls else "http"
-        self.members = [
-            Member(f"m{number}", directory / f"m{number}", free_ports(3), scheme) for number in range(members)
-        ]
+        self.members = [Member(f"m{number}", directory / f"m{number}", scheme) for number in range(members)]
 
     def __enter__(self) -> Self:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -244,12 +243,6 @@ class LossyProxy:
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-
-
-def free_ports(count: int) -> Any:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(one.getsockname()[1] for one in sockets)
 
 
 def wait_until(condition: Any, otherwise: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -29,6 +30,15 @@ def eventually(condition, what, seconds=PATIENCE_SECONDS):
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds:.0f} s in vain for {what}")
         time.sleep(0.05)
+
+
+def files_in(folder):
+    """Regular files and their contents. Meanwhile, files and directories may come and go, unlike for a glob."""
+    for place, _, names in os.walk(folder):
+        for path in (pathlib.Path(place, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    yield path, path.read_bytes()
 
 
 class Answer:

@@ -19,7 +19,7 @@ import uuid
 from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, eventually
 from etcd_cluster import EtcdCluster
-from faults.site import free_port
+from faults.ports import free_port
 
 SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

@@ -169,16 +169,3 @@ def set_secret(site: Site, name: str, value: str) -> None:
         check=True,
         stdout=sys.stderr,
     )
-
-
-def files_below(place: pathlib.Path) -> list[pathlib.Path]:
-    """Files come and go while a site works."""
-    found = [pathlib.Path(folder, name) for folder, _, names in os.walk(place) for name in names]
-    return [path for path in found if path.is_file() and not path.is_symlink()]
-
-
-def content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""

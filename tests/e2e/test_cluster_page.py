@@ -15,7 +15,7 @@ from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, eventually
 from e2e.doc_commands import ROOT
 from e2e.test_first_hour import SECRET, Person, own_address
-from faults.site import free_port
+from faults.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from dgpu.client.sync import Client
-from faults.site import free_port
+from faults.ports import free_port
 
-from .conftest import PATIENCE_SECONDS, eventually
+from .conftest import PATIENCE_SECONDS, eventually, files_in
 
 pytestmark = pytest.mark.slow
 SECRET = re.compile(r"dgpu_[a-z2-7]{12}_[A-Za-z0-9_-]{43}")
@@ -47,11 +47,7 @@ class Scheduler:
         return said.decode() if said else ""
 
     def files_with(self, text: str) -> list[str]:
-        return [
-            str(path)
-            for path in self.home.rglob("*")
-            if path.is_file() and text.encode() in path.read_bytes()
-        ]
+        return [str(path) for path, content in files_in(self.home) if text.encode() in content]
 
 
 @pytest.fixture

@@ -14,15 +14,13 @@ import subprocess
 
 import pytest
 
-from .conftest import eventually
+from .conftest import eventually, files_in
 from .hostile_site import (
     KEY,
     SECRET,
     TASK,
     VARIABLE,
     WORD,
-    content,
-    files_below,
     hostile,
     needs_two_users,
     python_line,
@@ -176,7 +174,7 @@ def attempts(hostile) -> dict[str, str]:
     }
     for number in processes.values():
         lines += [f"/bin/kill -9 {number}", f"/bin/kill -STOP {number}", f"cat /proc/{number}/environ"]
-    lines += [f"cat {path}" for path in sorted(state.rglob("*")) if path.is_file()]
+    lines += [f"cat {path}" for path, _ in sorted(files_in(state))]
     lines += [f"echo 1 > {path}/cgroup.procs" for path in groups_of(pid) if (path / "cgroup.procs").exists()]
     return {f"try-{number}": line for number, line in enumerate(lines)}
 
@@ -275,7 +273,9 @@ def test_directories_of_any_depth_stop_no_other_task(hostile):
             hostile.site.record["agent"]["pid"], signal.SIGKILL
         )  # the next agent deletes them at its start
         eventually(
-            lambda: not any(hostile.tasks_dir.glob("*.tmp")) and not any(hostile.tasks_dir.glob(".trash/*")),
+            lambda: (
+                not pathlib.Path(f"{directory}.tmp").exists() and not any(hostile.tasks_dir.glob(".trash/*"))
+            ),
             "the end of temporary directories",
         )
     finally:
@@ -288,11 +288,11 @@ def test_secrets_are_in_private_files_only(hostile):
         form for word in (SECRET, VARIABLE) for form in (word.encode(), base64.b64encode(word.encode())[:-4])
     ]
     places = [hostile.site.home, hostile.tasks_dir, secrets_dir(hostile.site)]
-    files = [path for place in places for path in files_below(place)]
+    files = [found for place in places for found in files_in(place)]
     assert len(files) > 20
     open_files = [
         path
-        for path in files
-        if any(word in content(path) for word in words) and stat.S_IMODE(path.lstat().st_mode) & 0o077
+        for path, content in files
+        if any(word in content for word in words) and stat.S_IMODE(path.lstat().st_mode) & 0o077
     ]
     assert open_files == []

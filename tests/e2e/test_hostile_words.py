@@ -18,8 +18,8 @@ from dgpu.service.grpc.server import SERVICE
 from dgpu.wire.proto import agent_pb2 as pb
 from unit.service.cluster import register, reports
 
-from .conftest import eventually
-from .hostile_site import WORD, content, files_below, hostile, needs_two_users, python_line
+from .conftest import eventually, files_in
+from .hostile_site import WORD, hostile, needs_two_users, python_line
 
 __all__ = ["hostile"]
 pytestmark = needs_two_users
@@ -135,7 +135,7 @@ def test_guessed_tokens_are_refused_counted_and_kept_nowhere(hostile):
     )
     assert found.total() == GUESSES
     assert len(hostile.entries(origin=f"uid {uid}")) < 40
-    holders = [path for path in files_below(hostile.site.home) if b"guessword" in content(path)]
+    holders = [path for path, content in files_in(hostile.site.home) if b"guessword" in content]
     assert holders == []
     assert hostile.ann.ask("GET", f"/api/v1/tasks/{hostile.task}").status == 200
 

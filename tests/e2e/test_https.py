@@ -17,7 +17,7 @@ from dgpu.client.asynchronous import AsyncClient
 from dgpu.service.machines.authority import load_authority
 from e2e.conftest import eventually
 from e2e.tls_cluster import Cluster
-from faults.site import free_port
+from faults.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

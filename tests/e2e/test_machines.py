@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from e2e.conftest import eventually
+from e2e.conftest import eventually, files_in
 from e2e.tls_cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -108,10 +108,7 @@ def test_secrets_are_in_private_files_only(cluster):
     cluster.is_ready("n1")
     secret = token.split(".")[1].encode()
     open_files, holders = [], []
-    for path in cluster.home.rglob("*"):
-        if not path.is_file():
-            continue
-        content = path.read_bytes()
+    for path, content in files_in(cluster.home):
         if b"PRIVATE KEY" in content and stat.S_IMODE(path.stat().st_mode) != 0o600:
             open_files.append(path)
         if secret in content:

@@ -17,6 +17,7 @@ import pytest
 
 from dgpu.wire.websocket import Decoder, Kind, accept_of, encode, new_key
 from e2e.conftest import PATIENCE_SECONDS, Site, eventually
+from faults.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -67,11 +68,6 @@ def submit(place, *flags):
     name = place.submit(*flags, "--", sys.executable, str(place.home / "program.py"))
     place.started(name)
     return name
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Forward:

@@ -16,7 +16,7 @@ import pytest
 from dgpu.agent.keeper_settings import KeeperSettings
 from dgpu.agent.secret_dirs import secrets_dir_of
 
-from .conftest import PATIENCE_SECONDS, eventually
+from .conftest import PATIENCE_SECONDS, eventually, files_in
 from .test_isolation import isolated_site, run, running
 
 pytestmark = pytest.mark.slow
@@ -171,8 +171,7 @@ def secrets_dir(site) -> pathlib.Path:
 def holders(site) -> list[pathlib.Path]:
     """Files of dgpu that have a value, also as base64."""
     texts = [form for word in WORDS for form in (word, base64.b64encode(word)[:-4])]
-    files = [path for path in site.home.rglob("*") if path.is_file() and not path.is_symlink()]
-    return [path for path in files if any(text in _content(path) for text in texts)]
+    return [path for path, content in files_in(site.home) if any(text in content for text in texts)]
 
 
 def talkative_processes() -> list[str]:
@@ -183,10 +182,3 @@ def talkative_processes() -> list[str]:
             if any(word in line for word in WORDS):
                 found.append(line.decode(errors="replace"))
     return found
-
-
-def _content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
 
 import pytest
 
-from .conftest import PATIENCE_SECONDS, Site
+from .conftest import PATIENCE_SECONDS, Site, files_in
 
 pytestmark = pytest.mark.slow
 
@@ -118,19 +117,8 @@ def test_a_restart_keeps_tokens(site):
 def _nothing_holds(site, tokens: dict[str, str]) -> None:
     """No file but the credentials has a secret: not the journal, a snapshot, the history or a log."""
     secrets = [token.split("_", 2)[2].encode() for token in tokens.values()]
-    holders = [
-        path
-        for path in site.home.rglob("*")
-        if path.is_file() and any(secret in _content(path) for secret in secrets)
-    ]
+    holders = [path for path, content in files_in(site.home) if any(secret in content for secret in secrets)]
     assert {path.name for path in holders} <= {"credentials.json"}, holders
     assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
-    key = site.data_dir / "token.key"
-    assert all(path.stat().st_mode & 0o077 == 0 for path in site.data_dir.rglob(key.name))
-
-
-def _content(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # ended meanwhile
-        return b""
+    keys = [path for path, _ in files_in(site.data_dir) if path.name == "token.key"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in keys)

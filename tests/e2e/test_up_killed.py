@@ -106,20 +106,25 @@ def test_down_leaves_a_running_task_alone_when_up_was_killed_at_its_start(site):
     eventually(lambda: not processes_of(site), "the processes to end")
 
 
-def stopped_agent(site):
+def started_by(up, site, name):
+    """`up` itself has the file open for a moment, until its child has it."""
+    return [ref for ref in holders(site.data_dir / f"{name}.hold") if ref.pid != up.pid]
+
+
+def stopped_agent(up, site):
     """The agent of a starting `up`, stopped before it can register. Its scheduler is ready."""
-    found = eventually(lambda: holders(site.data_dir / "agent.hold"), "the agent to be started")
+    found = eventually(lambda: started_by(up, site, "agent"), "the agent to be started")
     os.kill(found[0].pid, signal.SIGSTOP)
     return found[0].pid
 
 
 def test_a_scheduler_that_dies_while_up_waits_for_the_agent_is_started_again(site):
     starting = site.start("up", "--fake", "2xV100", "--http-port", "0", "--grpc-port", "0")
-    agent = stopped_agent(site)
-    (scheduler,) = holders(site.data_dir / "scheduler.hold")
+    agent = stopped_agent(starting, site)
+    (scheduler,) = started_by(starting, site, "scheduler")
     os.kill(scheduler.pid, signal.SIGKILL)
     eventually(
-        lambda: [ref for ref in holders(site.data_dir / "scheduler.hold") if ref != scheduler],
+        lambda: [ref for ref in started_by(starting, site, "scheduler") if ref != scheduler],
         "the scheduler to be started again while the agent is still starting",
     )
     os.kill(agent, signal.SIGCONT)
@@ -134,7 +139,7 @@ def test_a_scheduler_that_dies_while_up_waits_for_the_agent_is_started_again(sit
 
 def test_a_scheduler_that_keeps_dying_while_up_waits_is_reported_with_its_log(site):
     starting = site.start("up", "--fake", "2xV100", "--http-port", "0", "--grpc-port", "0")
-    agent = stopped_agent(site)
+    agent = stopped_agent(starting, site)
     log = site.data_dir / "scheduler.log"
     for kill in range(1, 4):
         # In this order: a scheduler that is ready holds the file, so it is found. `up` may end before the third kill:
@@ -143,7 +148,7 @@ def test_a_scheduler_that_keeps_dying_while_up_waits_is_reported_with_its_log(si
             lambda kill=kill: log.read_text().count("scheduler_ready") >= kill or starting.poll() is not None,
             f"start {kill} to be ready",
         )
-        for ref in holders(site.data_dir / "scheduler.hold"):
+        for ref in started_by(starting, site, "scheduler"):
             with contextlib.suppress(
                 ProcessLookupError
             ):  # a child of the one before held the file for a moment

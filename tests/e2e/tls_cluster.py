@@ -13,7 +13,7 @@ import tempfile
 
 from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, Answer, eventually
-from faults.site import free_port
+from faults.ports import free_port
 
 SCHEDULER = """\
 server: {{http_address: "{host}:{http}", grpc_address: "{host}:{grpc}", grpc_tls: true,

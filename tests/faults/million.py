@@ -28,7 +28,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from tests.faults.site import children, command_line, free_port, wait_until
+from tests.faults.ports import free_port
+from tests.faults.site import children, command_line, wait_until
 
 _SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

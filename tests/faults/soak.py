@@ -23,7 +23,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.site import free_port, wait_until
+from tests.faults.ports import free_port
+from tests.faults.site import wait_until
 
 _SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

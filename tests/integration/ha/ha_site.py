@@ -13,8 +13,8 @@ import sys
 from dgpu.cli.main import run
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.processes import holders, stop_process
-from faults.site import free_port
-from integration.ha.member_cluster import PATIENCE_S, eventually, two_ports
+from faults.ports import free_port
+from integration.ha.member_cluster import PATIENCE_S, eventually
 from integration.service.serving import Served
 
 SCHEDULER = """\
@@ -27,7 +27,7 @@ storage: {{snapshot_dir: {home}/a}}
 class HaSite:
     def __init__(self, home: pathlib.Path) -> None:
         self.home = home
-        self.a, self.b, self.c = (f"127.0.0.1:{two_ports()}" for _ in range(3))
+        self.a, self.b, self.c = (f"127.0.0.1:{free_port(following=1)}" for _ in range(3))
         self.join_port = free_port()
         self.services: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -21,7 +21,7 @@ from dgpu.entry.ha.members import MemberAddress
 from dgpu.entry.processes import holders, is_alive, stop_process
 from dgpu.service.machines.authority import load_authority
 from dgpu.service.machines.member_marker import Member
-from faults.site import free_port
+from faults.ports import free_port
 
 PATIENCE_S = 90
 
@@ -44,7 +44,7 @@ class MemberCluster:
     def __init__(self, home: pathlib.Path) -> None:
         self.home = home
         self.names = ("a", "b", "c")
-        self.addresses = {name: f"127.0.0.1:{two_ports()}" for name in self.names}
+        self.addresses = {name: f"127.0.0.1:{free_port(following=1)}" for name in self.names}
         self.witnesses: dict[str, subprocess.Popen[bytes]] = {}
         issue_own(self.directory("a"), MemberAddress.parse(self.addresses["a"]))
         for name in self.names:
@@ -127,17 +127,3 @@ class MemberCluster:
     def change(self, name: str, **fields) -> None:
         files = self.files(name)
         files.write(msgspec.structs.replace(files.member(), **fields))
-
-
-def two_ports() -> int:
-    """A free port whose successor is free as well."""
-    import socket
-
-    while True:
-        port = free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port

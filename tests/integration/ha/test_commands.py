@@ -16,8 +16,8 @@ from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.recovery.lost_tail import readable_state
 from dgpu.wire.machines import JoinToken
 from dgpu.wire.records import encode_group
-from faults.site import free_port
-from integration.ha.member_cluster import eventually, two_ports
+from faults.ports import free_port
+from integration.ha.member_cluster import eventually
 from integration.service.serving import Served
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_lost_member_is_replaced_by_another_machine_if_both_others_answer(thre
     assert "No majority" in err
     three.start_member("b")
     three.until_healthy(2)
-    old, three.c = three.c, f"127.0.0.1:{two_ports()}"
+    old, three.c = three.c, f"127.0.0.1:{free_port(following=1)}"
     three.good("ha", "replace-member", old, "--with", three.c, "--dir", three.directory("a"))
     three.join("d", three.c, "--witness")
     three.start_member("d")

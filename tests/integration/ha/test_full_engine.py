@@ -15,7 +15,7 @@ from dgpu.journal.etcd.connection import Connection, NoSpace
 from dgpu.journal.etcd.txn import delete, put, txn
 from dgpu.service.machines.member_marker import Member
 from dgpu.wire.proto import etcd_pb2 as pb
-from integration.ha.member_cluster import two_ports
+from faults.ports import free_port
 
 TXN = "/etcdserverpb.KV/Txn"
 
@@ -25,7 +25,7 @@ def small(home, monkeypatch):
     """A running member with a quota of 16 MiB."""
     monkeypatch.setattr(member_command, "QUOTA_BYTES", 16 << 20)
     monkeypatch.setattr("dgpu.entry.ha.care.next_chore", lambda *_: None)  # the test does them
-    me = f"127.0.0.1:{two_ports()}"
+    me = f"127.0.0.1:{free_port(following=1)}"
     issue_own(home / "a", MemberAddress.parse(me))
     files = MemberFiles(home / "a")
     files.write(Member(cluster="0", role="witness", me=me, members=(me,), first_peers=(me,), is_first=True))
@@ -63,7 +63,7 @@ def write_all_gone(connection: Connection) -> None:
 
 
 def test_a_cluster_without_members_says_so(home) -> None:
-    me = f"127.0.0.1:{two_ports()}"
+    me = f"127.0.0.1:{free_port(following=1)}"
     issue_own(home / "a", MemberAddress.parse(me))
     state = EngineCluster(MemberFiles(home / "a"), (me,)).state(me)
     assert not state.answers

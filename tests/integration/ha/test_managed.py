@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from faults.site import free_port
+from faults.ports import free_port
 from integration.ha.member_cluster import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -19,7 +19,8 @@ import pytest
 from certificates import make_certificates
 from dgpu.journal.engine import EngineRefused, EngineUnavailable
 from dgpu.journal.etcd.engine import EtcdEngine
-from etcd_cluster import EtcdCluster, free_ports
+from etcd_cluster import EtcdCluster
+from faults.ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
 DEADLINE_S = 60.0
@@ -95,7 +96,7 @@ def test_a_certificate_of_another_host(tmp_path) -> None:
 def test_a_member_that_is_away_is_waited_for(secure, tmp_path) -> None:
     """The other endpoint cannot be used at all, which the text says."""
     other = make_certificates(tmp_path)
-    away = f"https://127.0.0.1:{free_ports(1)[0]}"
+    away = f"https://127.0.0.1:{free_port()}"
     settings = secure.settings(
         endpoints=(away, *secure.endpoints), ca_file=str(other["ca"]), patience_s=1.0, attempt_s=5.0
     )
@@ -148,7 +149,7 @@ def _answered(engine: EtcdEngine) -> Any:
 
 def test_the_scheduler_says_it_in_one_line(secure, tmp_path) -> None:
     """GRPC writes messages of its own to stderr."""
-    other, (http, grpc) = make_certificates(tmp_path / "pki"), free_ports(2)
+    other, (http, grpc) = make_certificates(tmp_path / "pki"), (free_port(), free_port())
     own = {
         "ca_file": str(secure.settings().ca_file),
         "cert_file": str(other["cert"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,6 +42,7 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
 from dgpu.wire.machines import JoinToken, MachineNames
 from dgpu.wire.proto import agent_pb2 as pb
+from faults.ports import free_port
 from unit.service.cluster import register, submit
 
 ANSWERS = {
@@ -153,12 +153,6 @@ def forged(
         begins_at_s=made.begins_at_s,
         expires_at_s=made.expires_at_s,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from dgpu.service.options import ServedAt, ServiceOptions, SharedOptions
 from dgpu.service.secrets.vault import KEY_NAME as SECRETS_KEY
 from dgpu.service.server import serve
 from dgpu.wire.address import Address
+from faults.ports import free_port
 
 DEADLINE_S = 60.0
 
@@ -29,12 +29,6 @@ class Told(NamedTuple):
     status: int
     headers: dict[str, str]
     body: Any
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Member:
