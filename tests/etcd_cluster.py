@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import pytest
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.journal.etcd.settings import EtcdSettings
-from faults.ports import free_port
 
 DEADLINE_S = 60.0
 

@@ -16,10 +16,10 @@ import urllib.error
 import urllib.request
 import uuid
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, eventually
 from etcd_cluster import EtcdCluster
-from faults.ports import free_port
 
 SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

@@ -11,11 +11,11 @@ import tempfile
 
 import pytest
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, eventually
 from e2e.doc_commands import ROOT
 from e2e.test_first_hour import SECRET, Person, own_address
-from faults.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

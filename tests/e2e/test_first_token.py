@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from dgpu.client.sync import Client
-from faults.ports import free_port
+from dgpu.entry.chaos.ports import free_port
 
 from .conftest import PATIENCE_SECONDS, eventually, files_in
 

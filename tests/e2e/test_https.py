@@ -14,10 +14,10 @@ import time
 import pytest
 
 from dgpu.client.asynchronous import AsyncClient
+from dgpu.entry.chaos.ports import free_port
 from dgpu.service.machines.authority import load_authority
 from e2e.conftest import eventually
 from e2e.tls_cluster import Cluster
-from faults.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

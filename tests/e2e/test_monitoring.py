@@ -15,7 +15,7 @@ import urllib.parse
 import pytest
 import yaml
 
-from faults.ports import free_port
+from dgpu.entry.chaos.ports import free_port
 
 from .conftest import eventually, files_in
 

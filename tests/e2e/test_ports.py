@@ -15,9 +15,9 @@ import threading
 
 import pytest
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.wire.websocket import Decoder, Kind, accept_of, encode, new_key
 from e2e.conftest import PATIENCE_SECONDS, Site, eventually
-from faults.ports import free_port
 
 pytestmark = pytest.mark.slow
 

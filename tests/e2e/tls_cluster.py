@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.keepers import end_keepers
 from e2e.conftest import PATIENCE_SECONDS, Answer, eventually
-from faults.ports import free_port
 
 SCHEDULER = """\
 server: {{http_address: "{host}:{http}", grpc_address: "{host}:{grpc}", grpc_tls: true,

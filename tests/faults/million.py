@@ -28,8 +28,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from tests.faults.ports import free_port
 from tests.faults.site import children, command_line, wait_until
+
+from dgpu.entry.chaos.ports import free_port
 
 _SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

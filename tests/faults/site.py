@@ -16,9 +16,8 @@ from collections.abc import Callable
 
 from dgpu.client import Client
 from dgpu.client.errors import Unreachable
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.keepers import end_keepers
-
-from .ports import free_port
 
 _SCHEDULER = """\
 server: {{http_address: "127.0.0.1:{http}", grpc_address: "127.0.0.1:{grpc}"}}

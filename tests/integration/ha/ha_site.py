@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 from dgpu.cli.main import run
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.processes import holders, stop_process
-from faults.ports import free_port
 from integration.ha.member_cluster import PATIENCE_S, eventually
 from integration.service.serving import Served
 

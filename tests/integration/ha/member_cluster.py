@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from dgpu.agent.certificate import new_key, request_for
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.ha.certificates import issue_own
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.ha.members import MemberAddress
 from dgpu.entry.processes import holders, is_alive, stop_process
 from dgpu.service.machines.authority import load_authority
 from dgpu.service.machines.member_marker import Member
-from faults.ports import free_port
 
 PATIENCE_S = 90
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from dgpu.core.digest import digest
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.ha.engine_cluster import engine_settings
 from dgpu.entry.ha.joining import fetch_state
 from dgpu.journal.engine import Candidate
@@ -16,7 +17,6 @@ from dgpu.service.copies.wholeness import OUTPUT_FOLDER, Wholeness
 from dgpu.service.recovery.lost_tail import readable_state
 from dgpu.wire.machines import JoinToken
 from dgpu.wire.records import encode_group
-from faults.ports import free_port
 from integration.ha.member_cluster import eventually
 from integration.service.serving import Served
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.ha import member_command
 from dgpu.entry.ha.certificates import issue_own
 from dgpu.entry.ha.chores import MakeRoom, do_chore, next_chore
@@ -15,7 +16,6 @@ from dgpu.journal.etcd.connection import Connection, NoSpace
 from dgpu.journal.etcd.txn import delete, put, txn
 from dgpu.service.machines.member_marker import Member
 from dgpu.wire.proto import etcd_pb2 as pb
-from faults.ports import free_port
 
 TXN = "/etcdserverpb.KV/Txn"
 

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from faults.ports import free_port
+from dgpu.entry.chaos.ports import free_port
 from integration.ha.member_cluster import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from certificates import make_certificates
+from dgpu.entry.chaos.ports import free_port
 from dgpu.journal.engine import EngineRefused, EngineUnavailable
 from dgpu.journal.etcd.engine import EtcdEngine
 from etcd_cluster import EtcdCluster
-from faults.ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
 DEADLINE_S = 60.0

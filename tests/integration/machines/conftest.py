@@ -19,6 +19,7 @@ from dgpu.core.model.audit import AuditEntry
 from dgpu.core.model.ids import TaskId
 from dgpu.core.model.settings import Settings
 from dgpu.core.model.task import TaskStatus
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.machines import invite, make_authority
 from dgpu.journal.memory import MemoryJournal
 from dgpu.service.agent_port import agent_port
@@ -42,7 +43,6 @@ from dgpu.service.task_output.streams import OutputStreams
 from dgpu.wire.address import Address
 from dgpu.wire.machines import JoinToken, MachineNames
 from dgpu.wire.proto import agent_pb2 as pb
-from faults.ports import free_port
 from unit.service.cluster import register, submit
 
 ANSWERS = {

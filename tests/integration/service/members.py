@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.journal.memory_engine import MemoryEngine, SharedState
 from dgpu.service.access.key_file import KEY_BYTES, write_keys
 from dgpu.service.access.key_file import KEY_NAME as TOKEN_KEY
@@ -20,7 +21,6 @@ from dgpu.service.options import ServedAt, ServiceOptions, SharedOptions
 from dgpu.service.secrets.vault import KEY_NAME as SECRETS_KEY
 from dgpu.service.server import serve
 from dgpu.wire.address import Address
-from faults.ports import free_port
 
 DEADLINE_S = 60.0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from dgpu.entry.chaos.ports import free_port
 from dgpu.entry.ha.member_files import MemberFiles
 from dgpu.entry.keepers import end_keepers
 from dgpu.entry.processes import Service, holders, stop_process
@@ -51,8 +51,8 @@ class Machine:
         self.inside = list(inside)
         self.directory = home / name
         self.config = home / f"{name}.yaml"
-        self.http, self.grpc, self.join = free_ports(3)
-        self.member_port = _two_ports()
+        self.http, self.grpc, self.join = (free_port() for _ in range(3))
+        self.member_port = free_port(following=1)
         self.environ = environment(home) | ({"DGPU__HA__NAME": name} if verb == "scheduler" else {})
         where = ("--dir", str(self.directory)) if verb == "witness" else ("--config", str(self.config))
         self.service = Service(
@@ -131,27 +131,6 @@ def environment(home: Path) -> dict[str, str]:
     """No setting of the person who starts the run reaches the cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DGPU")}
     return kept | {"HOME": str(home), "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def free_ports(count: int) -> list[int]:
-    """All of them are held until the last one is found, so that none is given twice."""
-    probes = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def _two_ports() -> int:
-    """A member uses the next port as well."""
-    while True:
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            port = int(probe.getsockname()[1])
-            try:
-                socket.create_server((LOOPBACK, port + 1)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 def _kill(pid: int) -> None:
