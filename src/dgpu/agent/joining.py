@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -63,6 +64,19 @@ def join(server: Address, token: JoinToken, directory: Path) -> Joined:
         raise JoinFailed(f"The answer of the scheduler cannot be used: {error}") from error
     files.save(certificate)
     return Joined(certificate=certificate, grpc_port=answer.grpc_port)
+
+
+def first_answer(servers: Sequence[Address], ask: Callable[[Address], T]) -> T:
+    """Asks one after the other: a standby does not listen for machines that join. Raises JoinFailed, or
+    SchedulerUnreachable with the reason of each.
+    """
+    reasons: list[str] = []
+    for server in servers:
+        try:
+            return ask(server)
+        except SchedulerUnreachable as error:
+            reasons.append(str(error))
+    raise SchedulerUnreachable("\n".join(reasons))
 
 
 def exchange(server: Address, token: JoinToken, csr_pem: bytes, kind: JoinKind) -> tuple[bytes, JoinAnswer]:

@@ -118,19 +118,16 @@ def join_cluster(
 
 
 def _join_first(addresses: Sequence[Address], token: JoinToken, target: Path) -> Joined:
-    from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, join
+    from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, first_answer, join
 
-    reasons: list[str] = []
-    for address in addresses:
-        try:
-            return join(address, token, target)
-        except SchedulerUnreachable as error:
-            reasons.append(str(error))
-        except JoinFailed as error:
-            raise MachineFailure(str(error)) from error
-        except OSError as error:
-            raise MachineFailure(f"{target} cannot be written: {error.strerror}.") from error
-    raise NoAnswer("\n".join(reasons))
+    try:
+        return first_answer(addresses, lambda address: join(address, token, target))
+    except SchedulerUnreachable as error:
+        raise NoAnswer(str(error)) from error
+    except JoinFailed as error:
+        raise MachineFailure(str(error)) from error
+    except OSError as error:
+        raise MachineFailure(f"{target} cannot be written: {error.strerror}.") from error
 
 
 def _roster(data_dir: Path) -> Roster:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dgpu.agent.certificate import CertificateFiles, request_for
-from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, exchange
+from dgpu.agent.joining import JoinFailed, SchedulerUnreachable, exchange, first_answer
 from dgpu.entry.ha.engine_cluster import EngineCluster, engine_settings
 from dgpu.entry.ha.errors import HaFailure
 from dgpu.entry.ha.etcd_program import find_etcd
@@ -98,19 +98,16 @@ def _exchange(files: MemberFiles, server: str, token_text: str, role: Role) -> M
 def _ask_first(
     addresses: list[Address], token: JoinToken, csr_pem: bytes, role: Role
 ) -> tuple[bytes, JoinAnswer]:
-    """Of the first scheduler that answers. A standby does not listen for machines that join."""
-    reasons: list[str] = []
-    for address in addresses:
-        try:
-            return exchange(address, token, csr_pem, role)
-        except SchedulerUnreachable as error:
-            reasons.append(str(error))
-        except JoinFailed as error:
-            raise HaFailure(str(error)) from error
-    raise HaFailure(
-        f"{'; '.join(reasons)}. Only the scheduler that leads lets machines join (dgpu ha status names it): give the "
-        f"server.join_address of both schedulers, with a comma between them"
-    )
+    try:
+        return first_answer(addresses, lambda address: exchange(address, token, csr_pem, role))
+    except SchedulerUnreachable as error:
+        reasons = "; ".join(str(error).splitlines())
+        raise HaFailure(
+            f"{reasons}. Only the scheduler that leads lets machines join (dgpu ha status names it): give the "
+            f"server.join_address of both schedulers, with a comma between them"
+        ) from error
+    except JoinFailed as error:
+        raise HaFailure(str(error)) from error
 
 
 def _save_shared(directory: Path, grant: MemberGrant) -> None:
