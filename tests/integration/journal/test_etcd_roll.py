@@ -103,6 +103,7 @@ def test_a_scheduler_that_is_gone_for_a_day_is_forgotten(roll: Roll, monkeypatch
     clocks = Clocks(now_ms=1_000_000, wall_ms=B.wall_ms)
     monkeypatch.setattr(peers_module, "ThisMachine", lambda: clocks)
     peers = Peers(SharedOptions(name="a", http=A.http, grpc=""), roll)
+    peers.refuse_taken_name()
     roll.announce(B)
     exchange(peers)
     clocks.now_ms += FORGET_MS + 1
@@ -114,10 +115,11 @@ def test_a_scheduler_that_is_gone_for_a_day_is_forgotten(roll: Roll, monkeypatch
 def test_the_name_of_a_scheduler_that_runs_is_refused(roll: Roll, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module.time, "sleep", lambda _: roll.announce(B))
     roll.announce(B)
-    with pytest.raises(
-        OptionsRefused, match=r"ha\.name: the scheduler at http://b:8080 .* has the name 'b', too"
-    ):
-        Peers(SharedOptions(name="b", http="http://c:8080", grpc=""), roll).refuse_taken_name()
+    later = Peers(SharedOptions(name="b", http="http://c:8080", grpc=""), roll)
+    with pytest.raises(OptionsRefused, match=r"ha\.name: the scheduler at http://b:8080 .* name 'b', too"):
+        later.refuse_taken_name()
+    exchange(later)
+    assert [row.announced for row in roll.schedulers()] == [B], "the refused one does not announce itself"
     Peers(SharedOptions(name="b", http=B.http, grpc=""), roll).refuse_taken_name()
     Peers(SharedOptions(name="c", http="http://c:8080", grpc=""), roll).refuse_taken_name()
 

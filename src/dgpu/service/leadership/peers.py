@@ -55,14 +55,18 @@ class Peers:
         self._last_master = ""
         self._last_master_name = ""
         self._change: tuple[MasterChange, int] | None = None
+        self._is_named = False  # the name is known to be free; only then it is announced
         self._announced: Announced | None = None
         self._announced_at_ms = 0
 
     def refuse_taken_name(self) -> None:
-        """Raises OptionsRefused, or EngineError. Blocks for a while if another scheduler with this name may have ended.
+        """Once in the life of this process. Raises OptionsRefused, or EngineError. Blocks for a while if another
+        scheduler with this name may have ended.
 
         A scheduler counts copies of output by name: two with one name would look like one that has everything.
         """
+        if self._is_named:
+            return
         before = self._namesakes()
         for _ in range(_LOOKS if before else 0):
             time.sleep(_TICK_S)
@@ -72,6 +76,7 @@ class Peers:
                         f"ha.name: the scheduler at {url} runs and has the name {self._shared.name!r}, too. Give each "
                         f"scheduler its own name in scheduler.yaml (without ha.name: the host name)."
                     )
+        self._is_named, self._announced = True, None
 
     def _namesakes(self) -> dict[str, int]:
         """Revisions by URL. Only a scheduler that runs changes its row."""
@@ -158,7 +163,8 @@ class Peers:
             return
         self.members = self._roll.members()
         try:
-            self._roll.announce(own)
+            if self._is_named:
+                self._roll.announce(own)
             rows = self._roll.schedulers()
         except EngineError:
             return  # the state of the members shows it; the rows grow old
@@ -189,8 +195,9 @@ class Peers:
     async def _say_goodbye(self) -> None:
         if self._roll is None:
             return
-        row = msgspec.structs.replace(self._own(), role="stopped")
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(_STOP_S):
-                await asyncio.to_thread(self._roll.announce, row)
+        if self._is_named:
+            row = msgspec.structs.replace(self._own(), role="stopped")
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await asyncio.to_thread(self._roll.announce, row)
         self._roll.close()
