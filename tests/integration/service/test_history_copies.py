@@ -73,7 +73,7 @@ def past_tasks(member: Member) -> int:
 
 
 async def with_past_tasks(master: Member, shared: SharedState) -> dict[str, Any]:
-    """Cancelled tasks that are in the history alone, and in no group of the engine. Returns what is told of one."""
+    """Makes cancelled tasks of which only the history knows. Returns what it tells of the first one."""
     await submit(master, 8)
     assert (await master.ask("/api/v1/tasks/cancel", {"status": "pending"})).body == {"cancelled": 8}
     await submit(master, 1)  # tasks are forgotten when the history has a later group

@@ -10,15 +10,18 @@ from dgpu.core.apply.table import apply
 from dgpu.core.model.ids import TaskId
 from dgpu.core.state import ClusterState
 from dgpu.service.history import past_pages
+from dgpu.service.history.audit_rows import Kind
+from dgpu.service.history.filling import HistoryChanged
 from dgpu.service.history.past_pages import Past, past_page
 from dgpu.service.history.past_words import Cursor, Fill, PastPage, PastRows, Reach
 from dgpu.service.history.reader import History
-from dgpu.service.history.writer import HistoryWriter
+from dgpu.service.history.writer import HistoryWriter, remove_history
 from dgpu.service.results.file import RESULTS_NAME, ResultLimits, ResultReader, ResultWriter, StoredResult
 from unit.journal.samples import busy_cluster
 
 TABLES = ("attempts", "attempt_usage", "task_events", "audit", "node_events", "task_counts")
 STEPS = 300
+ALL = 1 << 40
 NOW = 1_800_000_000_000
 
 
@@ -57,16 +60,18 @@ class Follower:
 
     def fill_from(self, other: "Follower") -> int:
         """Returns the number of pages."""
-        upto, reach = self.reach().lacks_until, other.reach()
-        pages = pages_of(other.path, upto)
+        own, reach = self.reach(), other.reach()
+        pages = pages_of(other.path, own.lacks_until)
         for page in pages:
-            self.writer.fill(Fill(page=page))
-        self.writer.fill(Fill(source=reach))
+            self.writer.fill(Fill(into=own.state, page=page))
+        self.writer.fill(Fill(into=own.state, source=reach))
         return len(pages)
 
 
 def pages_of(path: Path, upto: int) -> list[PastPage]:
-    past = Past(History(path), ResultReader(path.with_name(RESULTS_NAME)))
+    results = path.with_name(RESULTS_NAME)
+    ResultWriter(results, ResultLimits()).close()
+    past = Past(History(path), ResultReader(results))
     pages = []
     cursor: Cursor | None = Cursor()
     while cursor is not None:
@@ -181,6 +186,61 @@ def test_a_history_without_the_beginning_fills_only_what_it_has(
     assert later.rows("task_events") == older.rows("task_events")
 
 
+@pytest.mark.parametrize("how", ["rebuilt", "bridged"])
+def test_a_copy_is_refused_when_the_history_has_changed_since_it_began(
+    tmp_path: Path, groups: dict[int, tuple], whole: Follower, how: str
+) -> None:
+    """Otherwise it would count as complete after the last page, with the earlier pages gone or never given."""
+    later = made(tmp_path / "later.sqlite", part(groups, 1, 200), ("seed", 150))
+    began = later.reach()
+    first, *others = pages_of(whole.path, began.lacks_until)
+    later.writer.fill(Fill(into=began.state, page=first))
+    if how == "rebuilt":  # from the same snapshot
+        later.writer.close()
+        remove_history(later.path)
+        later = made(later.path, part(groups, 1, 200), ("seed", 150))
+    else:
+        later.follow(part(groups, 201, 250), notes=False)
+        later.writer.bridge(later.state, index=250)
+    before = later.reach(), later.rows("task_events")
+    for given in (Fill(into=began.state, page=others[0]), Fill(into=began.state, source=whole.reach())):
+        with pytest.raises(HistoryChanged):
+            later.writer.fill(given)
+    assert (later.reach(), later.rows("task_events")) == before
+
+
+def test_wide_rows_end_a_page_early(whole: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page must fit into a message, whatever the size of its rows."""
+    wide = 2_000
+    monkeypatch.setattr(past_pages, "_BYTES", wide)
+    monkeypatch.setattr(past_pages, "_MAX_TASK_BYTES", wide)
+    largest = max(len(repr(row)) for table in ("tasks", *TABLES) for row in whole.rows(table))
+    pages = pages_of(whole.path, ALL)
+    assert all(len(repr(page.tables)) < 4 * (wide + largest) + 5_000 for page in pages)
+    listed = [
+        row for page in pages for table in page.tables if table.table == "node_events" for row in table.rows
+    ]
+    assert sorted(listed) == sorted(whole.rows("node_events"))
+
+
+def test_an_audit_entry_of_an_unknown_kind_is_left_out(tmp_path: Path) -> None:
+    follower = Follower(tmp_path / "h.sqlite")
+    with sqlite3.connect(follower.path) as connection:
+        columns = {
+            row[1]: "" if row[2] == "TEXT" else 0 for row in connection.execute("PRAGMA table_info(audit)")
+        }
+    rows = (tuple((columns | {"kind": kind, "position": kind}).values()) for kind in (Kind.CHANGE, 99))
+    table = PastRows(table="audit", columns=tuple(columns), rows=tuple(rows))
+    follower.writer.fill(Fill(into=follower.reach().state, page=PastPage(tables=(table,))))
+    assert len(follower.rows("audit")) == 1
+    again = HistoryWriter(follower.path)
+    assert (
+        again._audit._stored
+        == follower.writer._audit._stored
+        == {Kind.SUBMIT: 0, Kind.CHANGE: 1, Kind.REFUSAL: 0}
+    )
+
+
 def test_what_another_version_has_more_is_left_out(tmp_path: Path) -> None:
     follower = Follower(tmp_path / "h.sqlite")
     columns = ("node", "journal_index", "position", "at", "type", "body", "colour")
@@ -188,7 +248,7 @@ def test_what_another_version_has_more_is_left_out(tmp_path: Path) -> None:
         PastRows(table="node_events", columns=columns, rows=(("n1", 3, 0, 5, "NodeLost", "{}", "red"),)),
         PastRows(table="sqlite_master", columns=("name",), rows=(("x",),)),
     )
-    follower.writer.fill(Fill(page=PastPage(tables=tables)))
+    follower.writer.fill(Fill(into=follower.reach().state, page=PastPage(tables=tables)))
     assert follower.rows("node_events") == [("n1", 3, 0, 5, "NodeLost", "{}")]
 
 

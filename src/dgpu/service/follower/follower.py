@@ -38,6 +38,7 @@ from dgpu.journal.snapshot import (
 from dgpu.service.follower.forecaster import Forecaster
 from dgpu.service.follower.foresight import answer
 from dgpu.service.follower.words import Ask, FillOrder, FollowerSettings
+from dgpu.service.history.filling import HistoryChanged
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import (
     HistoryWriter,
@@ -63,6 +64,18 @@ _CATCH_UP_WHY_S = 0.05
 _RETRY_S = 2.0  # after a full disk
 
 Say = Callable[[dict[str, Any]], None]
+
+# No room, and rows of another version that do not fit. A damaged file is not among them.
+_FILL_ERRORS = (
+    HistoryChanged,
+    sqlite3.OperationalError,
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    ValueError,
+    LookupError,
+    TypeError,
+    OverflowError,
+)
 
 
 class Follower:
@@ -173,12 +186,12 @@ class Follower:
         self._say({"answer": {"id": ask.id, "json": told}})
 
     def fill(self, order: FillOrder) -> None:
-        """Adds rows of another scheduler's history. A page that found no room may come again."""
+        """Adds rows of another scheduler's history. What cannot be added is refused; the follower continues."""
         try:
             self._results.fill(order.fill.page.results, self._state.last_at)
             self._history.fill(order.fill)
-        except sqlite3.OperationalError as error:
-            self._say({"answer": {"id": order.id, "error": f"history: {error}"}})
+        except _FILL_ERRORS as error:
+            self._say({"answer": {"id": order.id, "error": f"{type(error).__name__}: {error}"}})
             return
         self._say({"answer": {"id": order.id, "json": None}})
 

@@ -160,6 +160,9 @@ class FollowerLink:
 
     async def fill(self, fill: Fill, *, patience_s: float) -> None:
         """Rows for the history, from another scheduler. Raises FollowerAway or AnswerFailed."""
+        stdin = None if self._process is None else self._process.stdin
+        if stdin is not None and stdin.transport.get_write_buffer_size() > _MAX_UNWRITTEN_BYTES:
+            raise FollowerAway
         await self._request(lambda number: {"fill": FillOrder(id=number, fill=fill)}, patience_s)
 
     async def _request(self, order: Callable[[int], dict[str, object]], patience_s: float) -> bytes:

@@ -328,7 +328,7 @@ class AgentServer:
         else:
             is_known = self._gate.is_scheduler(context)
         if not is_known:
-            await self._refuse(context, "only schedulers of this cluster may take output", "not_a_scheduler")
+            await self._refuse(context, "only schedulers of this cluster may call this", "not_a_scheduler")
 
     async def _refuse(
         self, context: _Context, why: str, code: str, node_id: str = "", *, action: Action = "agent.connect"

@@ -1,7 +1,7 @@
 """Fills the history of a scheduler that joined later, or was away for long, from the history of another one.
 
-A standby compares both at each connection. The history that lacks more gets the rows of the other one, in pages. It is
-the standby's, or the master's if a standby took over before it had everything.
+A standby compares both twice a minute. The history that is complete only from a later group on gets the rows of the
+other one, in pages. It is the standby's, or the master's if a standby took over before it had everything.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from dgpu.service.history.past_pages import Past, past_page
 from dgpu.service.history.reader import HistoryDamaged
 
 _RETRY_S = 5.0
-_REPEAT_S = 600.0  # a history may have been rebuilt meanwhile
-_AWAY_S = 1.0
-_PATIENCE_S = 60.0  # the follower may have much to write
+_REPEAT_S = 30.0  # another scheduler may lead by now, and a history may have been rebuilt
+_PATIENCE_S = (
+    20.0  # the follower may have much to write; less than the patience of another scheduler that waits for it
+)
+_FAILURES = (MasterGone, HistoryDamaged, AnswerFailed, sqlite3.Error, OSError)
 
 _log = structlog.get_logger("dgpu.history")
 
@@ -46,6 +48,9 @@ class OwnHistory:
         self._follower = follower
 
     async def reach(self, _: words.ReachAsk | None = None) -> words.Reach:
+        """Raises FollowerAway before the follower has said what is in it: a scheduler that joins has no history yet."""
+        if not self._follower.seen_index:
+            raise FollowerAway
         return await asyncio.to_thread(self._past.history.reach)
 
     async def page(self, ask: words.PageAsk) -> words.PastPage:
@@ -76,47 +81,54 @@ async def fill_histories_for_ever(own: OwnHistory, connect: Callable[[], Master 
     trouble = ""
     while True:
         pause_s = _RETRY_S
-        master = connect()
-        if master is not None:
-            try:
-                await compare(own, _Other(master))
+        try:
+            if await _compare_with_master(own, connect):
                 pause_s, trouble = _REPEAT_S, ""
-            except (MasterGone, HistoryDamaged, AnswerFailed, FollowerAway, sqlite3.Error) as error:
-                if str(error) != trouble:
-                    _log.warning("history_not_copied", reason=str(error) or type(error).__name__)
-                trouble = str(error)
-            finally:
-                with contextlib.suppress(MasterGone):
-                    await master.close()
+        except FollowerAway:
+            pass  # it is starting
+        except _FAILURES as error:
+            if str(error) != trouble:
+                _log.warning("history_not_copied", reason=str(error) or type(error).__name__)
+            trouble = str(error)
+        except Exception:  # noqa: BLE001 - a bug here must not end the copying for ever
+            _log.exception("history_not_copied")
+            pause_s = _REPEAT_S
         await asyncio.sleep(pause_s)
 
 
-async def compare(own: Store, other: Store) -> None:
+async def _compare_with_master(own: OwnHistory, connect: Callable[[], Master | None]) -> bool:
+    master = connect()
+    if master is None:
+        return False
+    try:
+        return await compare(own, _Other(master))
+    finally:
+        with contextlib.suppress(MasterGone):
+            await master.close()
+
+
+async def compare(own: Store, other: Store) -> bool:
+    """False: a history has not come far enough yet to fill the other one."""
     ours, theirs = await own.reach(), await other.reach()
-    if theirs.lacks_until < ours.lacks_until <= theirs.index:
-        await _fill(own, other, theirs, ours.lacks_until)
-    elif ours.lacks_until < theirs.lacks_until <= ours.index:
-        await _fill(other, own, ours, theirs.lacks_until)
+    if theirs.lacks_until < ours.lacks_until:
+        return await _fill(own, other, ours, theirs)
+    if ours.lacks_until < theirs.lacks_until:
+        return await _fill(other, own, theirs, ours)
+    return True
 
 
-async def _fill(lacking: Store, source: Store, reach: words.Reach, upto: int) -> None:
+async def _fill(lacking: Store, source: Store, lacks: words.Reach, has: words.Reach) -> bool:
+    upto = lacks.lacks_until
+    if has.index < upto:
+        return False
     cursor: words.Cursor | None = words.Cursor()
     pages = 0
     while cursor is not None:
         page = await source.page(words.PageAsk(cursor=cursor, upto=upto))
-        await _patiently(lacking, words.Fill(page=page))
+        await lacking.fill(words.Fill(into=lacks.state, page=page))
         cursor, pages = page.next, pages + 1
-    await _patiently(lacking, words.Fill(source=reach))
-    _log.info("history_filled", upto=upto, from_index=reach.lacks_until, pages=pages)
-
-
-async def _patiently(lacking: Store, given: words.Fill) -> None:
-    """The follower may be starting."""
-    for _ in range(int(_PATIENCE_S / _AWAY_S)):
-        try:
-            await lacking.fill(given)
-        except FollowerAway:
-            await asyncio.sleep(_AWAY_S)
-        else:
-            return
-    raise FollowerAway("the process that writes the history is away")
+    if (await source.reach()).state != has.state:
+        return False  # it was rebuilt meanwhile: it may have given less than it said
+    await lacking.fill(words.Fill(into=lacks.state, source=has))
+    _log.info("history_filled", upto=upto, from_index=has.lacks_until, pages=pages)
+    return True

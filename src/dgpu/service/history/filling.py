@@ -1,6 +1,7 @@
 """Adds rows of another scheduler's history to this one. Runs in the follower, in the caller's transaction.
 
-Rows of groups that both histories have are equal, so a row that is here stays, and a page may come twice.
+Rows of groups that both histories have are equal, so a row that is here stays, and a page may come twice. Only tasks
+and attempts whose end is not here are replaced.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from msgspec.structs import asdict
 
 from dgpu.core.model.lease import Lease
 from dgpu.core.state import ClusterState
+from dgpu.service.history.audit_rows import Kind
 from dgpu.service.history.past_words import Cell, Fill, PastPage, PastRows, Reach
 from dgpu.service.history.rows import text
 
+_KINDS: Final = frozenset(Kind)
 _TABLES: Final = ("tasks", "attempts", "attempt_usage", "task_events", "audit", "node_events")
-# A history that continues after a gap marks tasks as forgotten whose end it did not see.
+# After a gap, tasks whose end was not seen are marked as forgotten.
 _REMOVE_UNFINISHED: Final = (
     "DELETE FROM tasks WHERE id = ? AND forgotten = 1 AND status IN ('pending', 'running')"
 )
@@ -28,6 +31,10 @@ _END_ATTEMPT: Final = """ON CONFLICT (lease_id) DO UPDATE SET started_at = exclu
     WHERE attempts.ended_at = 0"""
 
 
+class HistoryChanged(Exception):  # noqa: N818 - it says what happened
+    """It was rebuilt, or has continued after a gap, since the copy began."""
+
+
 class Added(NamedTuple):
     tasks: int = 0
     node_events: int = 0
@@ -35,8 +42,11 @@ class Added(NamedTuple):
 
 
 def fill_in(connection: sqlite3.Connection, given: Fill) -> Added:
+    """Raises HistoryChanged, or errors of sqlite3 and ValueError for rows of a version that does not fit."""
+    reach = Reach.of(dict(connection.execute("SELECT name, value FROM meta")))
+    if reach.state != given.into:
+        raise HistoryChanged("the history has changed since the copy began")
     if given.source is not None:
-        reach = Reach.of(dict(connection.execute("SELECT name, value FROM meta")))
         filled = asdict(reach.filled_from(given.source))
         connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", filled.items())
     return _add_page(connection, given.page)
@@ -60,7 +70,8 @@ def _add_page(connection: sqlite3.Connection, page: PastPage) -> Added:
             node_events = sum(_add(connection, "node_events", row) for row in rows)
         elif given.table == "audit":
             for row in rows:
-                audited[row["kind"]] += _add(connection, "audit", row)
+                if row["kind"] in _KINDS:
+                    audited[row["kind"]] += _add(connection, "audit", row)
         else:
             conflict = _END_ATTEMPT if given.table == "attempts" else "ON CONFLICT DO NOTHING"
             for row in rows:

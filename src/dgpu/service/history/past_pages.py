@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dgpu.service.history.past_words import Cursor, Part, PastPage, PastRows
@@ -12,17 +12,20 @@ from dgpu.service.results.file import ResultReader, StoredResult
 
 _TASKS = 200  # in a page
 _ENTRIES = 1_000  # of the audit log, or events of nodes
-_BYTES = 1 << 20  # of a page, before the task that exceeds it
-_MAX_ATTEMPTS = 10_000  # of a task
+_BYTES = 1 << 20  # of a page, before the row or task that exceeds it
+_MAX_ATTEMPTS = 10_000  # of a task, each rank of a gang counts; the latest
+_MAX_TASK_BYTES = 4 << 20  # of a table, for one task: a page must fit into a message
 _MAX_EVENTS = 1_000  # of a task; readers show no more
 _RESULTS = 100  # at most 256 KiB each
 
 # The latest first: they are asked for most.
-_TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT ?"
+_TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT 1"
 _OF_TASK = {
     # Attempts that have not ended are known wherever their task is.
-    "attempts": "SELECT * FROM attempts WHERE task_id = :task AND ended_at > 0 LIMIT :attempts",
-    "attempt_usage": "SELECT * FROM attempt_usage WHERE task_id = :task LIMIT :attempts",
+    "attempts": """SELECT * FROM attempts WHERE task_id = :task AND ended_at > 0
+        ORDER BY lease_id DESC LIMIT :attempts""",
+    "attempt_usage": """SELECT * FROM attempt_usage WHERE task_id = :task
+        ORDER BY lease_id DESC LIMIT :attempts""",
     "task_events": """SELECT * FROM task_events WHERE task_id = :task AND journal_index <= :upto
         ORDER BY journal_index, position LIMIT :events""",
 }
@@ -56,7 +59,7 @@ class Past(NamedTuple):
 
 
 def past_page(past: Past, cursor: Cursor, upto: int) -> PastPage:
-    """Raises HistoryDamaged or sqlite3.OperationalError."""
+    """Raises HistoryDamaged or sqlite3.Error."""
     after = cursor.after or _FIRST[cursor.part]
     if cursor.part == "tasks":
         return _tasks(past.history, after, upto)
@@ -64,31 +67,46 @@ def past_page(past: Past, cursor: Cursor, upto: int) -> PastPage:
         return _results(past.results, int(after[0]))
     query = _AUDIT if cursor.part == "audit" else _NODES
     rows = past.history.rows(query, (*after, upto, _ENTRIES))
+    taken = _until_full(rows, _BYTES)
+    is_last = len(taken) == len(rows) < _ENTRIES
     return PastPage(
-        tables=(_rows(cursor.part, rows),) if rows else (),
-        next=_after(cursor.part, rows[-1]) if len(rows) == _ENTRIES else _next_part(cursor.part),
+        tables=(_rows(cursor.part, taken),) if taken else (),
+        next=_next_part(cursor.part) if is_last else _after(cursor.part, taken[-1]),
     )
 
 
 def _tasks(history: History, after: tuple[int | str, ...], upto: int) -> PastPage:
-    found = history.rows(_TASK, (*after, upto, _TASKS))
     taken: dict[str, list[sqlite3.Row]] = {table: [] for table in ("tasks", *_OF_TASK)}
     size = 0
-    for task in found:
-        taken["tasks"].append(task)
-        size += _size(task)
-        values = {"task": task["id"], "upto": upto, "attempts": _MAX_ATTEMPTS, "events": _MAX_EVENTS}
-        for table, query in _OF_TASK.items():
-            rows = history.rows(query, values)
-            taken[table] += rows
-            size += sum(map(_size, rows))
-        if size >= _BYTES:
-            break
-    tables = tuple(_rows(table, rows) for table, rows in taken.items() if rows)
-    is_last = len(taken["tasks"]) == len(found) < _TASKS
+    is_last = False
+    while len(taken["tasks"]) < _TASKS and size < _BYTES and not is_last:
+        found = history.rows(_TASK, (*after, upto))
+        is_last = not found
+        for task in found:
+            taken["tasks"].append(task)
+            after = (task["id"],)
+            size += _size(task)
+            values = {"task": task["id"], "upto": upto, "attempts": _MAX_ATTEMPTS, "events": _MAX_EVENTS}
+            for table, query in _OF_TASK.items():
+                rows = _until_full(history.rows(query, values), _MAX_TASK_BYTES)
+                taken[table] += rows
+                size += sum(map(_size, rows))
     return PastPage(
-        tables=tables, next=_next_part("tasks") if is_last else _after("tasks", taken["tasks"][-1])
+        tables=tuple(_rows(table, rows) for table, rows in taken.items() if rows),
+        next=_next_part("tasks") if is_last else Cursor(part="tasks", after=after),
     )
+
+
+def _until_full(rows: Sequence[sqlite3.Row], max_bytes: int) -> list[sqlite3.Row]:
+    """Up to the row that reaches the limit."""
+    taken: list[sqlite3.Row] = []
+    size = 0
+    for row in rows:
+        taken.append(row)
+        size += _size(row)
+        if size >= max_bytes:
+            break
+    return taken
 
 
 def _results(results: ResultReader, before: int) -> PastPage:
@@ -105,9 +123,8 @@ def _results(results: ResultReader, before: int) -> PastPage:
     return PastPage(results=tuple(taken), next=after)
 
 
-def _rows(table: str, rows: Iterable[sqlite3.Row]) -> PastRows:
-    listed = list(rows)
-    return PastRows(table=table, columns=tuple(listed[0].keys()), rows=tuple(map(tuple, listed)))
+def _rows(table: str, rows: Sequence[sqlite3.Row]) -> PastRows:
+    return PastRows(table=table, columns=tuple(rows[0].keys()), rows=tuple(map(tuple, rows)))
 
 
 def _after(part: Part, row: sqlite3.Row) -> Cursor:

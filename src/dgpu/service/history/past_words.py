@@ -18,8 +18,15 @@ Cell = int | str | None
 Part = Literal["tasks", "audit", "node_events", "results"]  # in this order
 
 
+class FileState(msgspec.Struct, frozen=True, kw_only=True):
+    """It differs after a history was rebuilt, or has continued after a gap. A copy then begins again."""
+
+    file_id: int = 0
+    lacks_until: int = 0
+
+
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups whose events a history has.
+    """Tells which groups are in a history with all their events.
 
         1 ── (events) ── gap_from ── (no events) ── gap_until ── (events) ── index
 
@@ -31,6 +38,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     from_at: int = 0
     gap_from: int = 0
     gap_until: int = 0  # 0: there is no gap
+    file_id: int = 0  # random: a history that is rebuilt gets another one
 
     @classmethod
     def of(cls, meta: Mapping[str, int]) -> Reach:
@@ -40,6 +48,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     def lacks_until(self) -> int:
         """Events up to this group may be missing. 0: none is."""
         return max(self.from_index, self.gap_until)
+
+    @property
+    def state(self) -> FileState:
+        return FileState(file_id=self.file_id, lacks_until=self.lacks_until)
 
     def filled_from(self, source: Reach) -> Reach:
         """After all rows of `source` have been added that this history lacked."""
@@ -80,6 +92,7 @@ class PastPage(msgspec.Struct, frozen=True, kw_only=True):
 class Fill(msgspec.Struct, frozen=True, kw_only=True):
     """Adds a page; after the last one, `source` tells how far the history reaches now."""
 
+    into: FileState  # a history in another state refuses it
     page: PastPage = PastPage()
     source: Reach | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from itertools import islice
 from pathlib import Path
@@ -90,6 +91,8 @@ class HistoryWriter:
         self._connection = open_for_writing(path)
         self._inode = path.stat().st_ino
         self.index = self._meta("index")
+        if not self._meta("file_id"):
+            self._connection.execute("INSERT INTO meta VALUES ('file_id', ?)", (1 + secrets.randbits(62),))
         # Rows beyond the index were written only in part and will be written again.
         self._tasks = self._count("tasks WHERE submitted_index <= ?", self.index)
         self._kept_node_events = self._count("node_events WHERE journal_index <= ?", self.index)
@@ -126,7 +129,7 @@ class HistoryWriter:
         self.commit(index)
 
     def fill(self, given: Fill) -> None:
-        """Adds what another scheduler's history has and this one lacks. Raises sqlite3.Error."""
+        """Adds what another scheduler's history has and this one lacks. Raises what `fill_in` raises."""
         with transaction(self._connection) as connection:
             added = fill_in(connection, given)
         self._tasks += added.tasks

@@ -164,10 +164,13 @@ class ResultReader:
         self._connection: sqlite3.Connection | None = None
 
     def find(self, task_ids: list[TaskId]) -> dict[TaskId, StoredResult]:
-        return {found.task_id: found for each in task_ids for found in self._read(_FIND, (each,))}
+        try:
+            return {found.task_id: found for each in task_ids for found in self._read(_FIND, (each,))}
+        except sqlite3.Error:
+            return {}
 
     def before(self, task_id: int, limit: int) -> list[StoredResult]:
-        """Of the tasks with lower numbers, the latest first."""
+        """Of the tasks with lower numbers, the latest first. Raises sqlite3.Error."""
         return self._read(_BEFORE, (task_id, limit))
 
     def _read(self, query: str, values: tuple[Any, ...]) -> list[StoredResult]:
@@ -180,7 +183,7 @@ class ResultReader:
                 rows = self._connection.execute(query, values).fetchall()
             except sqlite3.Error:
                 self._close()
-                return []
+                raise
         names = StoredResult.__struct_fields__
         return [StoredResult(**dict(zip(names, row, strict=True))) for row in rows]
 
