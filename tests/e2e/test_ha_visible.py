@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import urllib.request
 
 import pytest
 
 from dgpu.cli.main import run
-from e2e.conftest import eventually
+from e2e.conftest import PATIENCE_SECONDS, eventually
 from e2e.ha_cluster import HaCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -148,3 +149,5 @@ def test_without_a_majority_the_state_of_the_engine_is_still_told(cluster):
     assert code == 1
     assert "nothing can be stored" in err
     assert out.count("silent") == 2
+    cluster.signal("a", signal.SIGTERM)  # it ends although its alerts cannot be stored
+    assert cluster.services.pop("a").wait(PATIENCE_SECONDS) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -124,8 +125,12 @@ class HaSite:
             for ref in holders(hold):
                 stop_process(ref, 0)
 
-    def start_service(self, service: str, *arguments: str) -> None:
+    def start_service(self, service: str, *arguments: str, **environ: str) -> None:
         with (self.home / f"{service}.log").open("ab") as log:
             self.services[service] = subprocess.Popen(
-                [sys.executable, "-m", "dgpu", *arguments], stdout=log, stderr=log, cwd="/"
+                [sys.executable, "-m", "dgpu", *arguments],
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=os.environ | environ,
             )

@@ -36,7 +36,9 @@ class Schedulers:
         return self.site.home / f"{name}.yaml"
 
     def start(self, name: str) -> None:
-        self.site.start_service(f"member {name}", "scheduler", "--config", str(self.config(name)))
+        # Both are on this host, and without a name they would have that of the host.
+        named = {"DGPU__HA__NAME": name}
+        self.site.start_service(f"member {name}", "scheduler", "--config", str(self.config(name)), **named)
 
     def ask(self, name: str, path: str, body=None):
         """(status, body); (0, None): no answer."""

@@ -122,8 +122,10 @@ class AlertWatch:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._senders.close()
         self._changed += 1
-        with contextlib.suppress(NotMaster, OutcomeUnknown):  # the next master has what was stored before
-            await self.save()
+        # The next master has what was stored before. An engine without majority must not hold up the end.
+        with contextlib.suppress(NotMaster, OutcomeUnknown, TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                await self.save()
 
     # Checks
 
