@@ -11,6 +11,7 @@ from dgpu.service.history.reader import History
 from dgpu.service.results.file import ResultReader, StoredResult
 
 _TASKS = 200  # in a page
+_AT_ONCE = 20  # tasks that are read together: each may be large
 _ENTRIES = 1_000  # of the audit log, or events of nodes
 _BYTES = 1 << 20  # of a page, before the row or task that exceeds it
 _MAX_ATTEMPTS = 10_000  # of a task, each rank of a gang counts; the latest
@@ -19,7 +20,7 @@ _MAX_EVENTS = 1_000  # of a task; readers show no more
 _RESULTS = 100  # at most 256 KiB each
 
 # The latest first: they are asked for most.
-_TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT 1"
+_TASK = "SELECT * FROM tasks WHERE id < ? AND submitted_index <= ? ORDER BY id DESC LIMIT ?"
 _OF_TASK = {
     # Attempts that have not ended are known wherever their task is.
     "attempts": """SELECT * FROM attempts WHERE task_id = :task AND ended_at > 0
@@ -80,7 +81,7 @@ def _tasks(history: History, after: tuple[int | str, ...], upto: int) -> PastPag
     size = 0
     is_last = False
     while len(taken["tasks"]) < _TASKS and size < _BYTES and not is_last:
-        found = history.rows(_TASK, (*after, upto))
+        found = history.rows(_TASK, (*after, upto, min(_AT_ONCE, _TASKS - len(taken["tasks"]))))
         is_last = not found
         for task in found:
             taken["tasks"].append(task)
@@ -91,6 +92,8 @@ def _tasks(history: History, after: tuple[int | str, ...], upto: int) -> PastPag
                 rows = _until_full(history.rows(query, values), _MAX_TASK_BYTES)
                 taken[table] += rows
                 size += sum(map(_size, rows))
+            if size >= _BYTES:
+                break
     return PastPage(
         tables=tuple(_rows(table, rows) for table, rows in taken.items() if rows),
         next=_next_part("tasks") if is_last else Cursor(part="tasks", after=after),
