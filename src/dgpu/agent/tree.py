@@ -24,6 +24,8 @@ _MAX_LOOKS = 4
 _MAX_LOOKS_AT_CHANGE = 20
 _CHANGE_SECONDS = 0.001
 _EMPTY_LOOKS = 4
+# A process can name any part of its memory as its environment (prctl PR_SET_MM), gigabytes too. An exec takes 6 MiB.
+_MAX_ENVIRON_BYTES = 8 << 20
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _SIGTIMEDWAIT = b"137" if os.uname().machine in {"aarch64", "riscv64"} else b"128"
 
@@ -62,12 +64,15 @@ def uid_of(pid: int) -> int | None:
 
 def markers(pid: int) -> tuple[str, str]:
     """The lease and the keeper in a process's environment; empty if not set."""
-    found = {LEASE_MARKER: "", KEEPER_MARKER: ""}
-    for entry in _settled_environ(pid).split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name == LEASE_MARKER.encode() or name == KEEPER_MARKER.encode():
-            found[name.decode()] = value.decode(errors="replace")
-    return found[LEASE_MARKER], found[KEEPER_MARKER]
+    environ = b"\0" + _settled_environ(pid)
+    return _value_in(environ, LEASE_MARKER), _value_in(environ, KEEPER_MARKER)
+
+
+def _value_in(environ: bytes, name: str) -> str:
+    """The last one counts. No list of all variables is made: there may be millions."""
+    key = b"\0" + name.encode() + b"="
+    at = environ.rfind(key)
+    return "" if at < 0 else environ[at + len(key) :].partition(b"\0")[0].decode(errors="replace")
 
 
 def _settled_environ(pid: int) -> bytes:
@@ -92,8 +97,8 @@ def _settled_environ(pid: int) -> bytes:
 def _environ(pid: int) -> bytes | None:
     """None: it has ended, or cannot be read."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - many of these are opened in a row
-            return file.read()
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - many of these are opened in a row
+            return file.read(_MAX_ENVIRON_BYTES)
     except OSError:
         return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dgpu.agent.store import read_leases
 from dgpu.core.model.ids import TaskId, task_name
-from dgpu.entry.processes import ProcessRef, process_ref, stop_process
+from dgpu.entry.processes import ProcessRef, command_line, process_ref, stop_process
 
 _SCRIPT = b"keeper_main"  # in the command line of every keeper
 _END_SECONDS = 20.0
@@ -43,7 +43,7 @@ def _keepers(tasks_dir: Path) -> list[tuple[ProcessRef, Path]]:
 def _keeper_of(file: Path) -> ProcessRef | None:
     try:
         pid = int(json.loads(file.read_text(encoding="utf-8"))["pid"])
-        if _SCRIPT not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if _SCRIPT not in command_line(pid):
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -63,16 +63,16 @@ def agent_directories() -> list[Path]:
 
 def _commands() -> Iterator[tuple[int, Path]]:
     """Pids of guards and keepers on this machine, with the state directories of their agents."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208 - names only
         try:
-            command = file.read_bytes()
+            command = command_line(pid)
             if _SCRIPT not in command:
                 continue
             settings = json.loads(command.rstrip(b"\0").rpartition(b"\0")[2])
             directory = Path(settings["directory"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        yield int(file.parent.name), directory
+        yield pid, directory
 
 
 def end_keepers(tasks_dir: Path) -> int:
@@ -121,7 +121,7 @@ def _guard_of(keeper: ProcessRef) -> ProcessRef | None:
     try:
         stat = Path(f"/proc/{keeper.pid}/stat").read_text(encoding="utf-8", errors="replace")
         pid = int(stat.rpartition(")")[2].split()[1])
-        if _SCRIPT not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if _SCRIPT not in command_line(pid):
             return None
     except OSError:
         return None

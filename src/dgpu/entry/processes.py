@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 LOG_BYTES = 8 << 20  # a longer log file of a service is rotated; one older file is kept
+_MAX_COMMAND_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL
 _LISTEN = "0A"  # in the kernel's tables of sockets
@@ -29,6 +30,14 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def command_line(pid: int) -> bytes:
+    """Arguments, each with a zero byte behind it. Only the first megabyte: a process can make its own endless. Raises
+    OSError.
+    """
+    with Path(f"/proc/{pid}/cmdline").open("rb", buffering=0) as file:
+        return file.read(_MAX_COMMAND_BYTES) or b""
 
 
 def process_ref(pid: int) -> ProcessRef | None:

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import pytest
 
@@ -16,6 +17,7 @@ from dgpu.agent.fences import Fences
 from dgpu.agent.frames import Decoder, FrameTooLarge, encode
 from dgpu.agent.spawn import CannotStart, find_program
 from dgpu.agent.tree import OrphanWatch, Survey, is_thread, markers, read_proc, send
+from dgpu.entry.processes import command_line
 
 
 @pytest.fixture
@@ -179,3 +181,41 @@ def test_an_empty_environment_is_an_answer() -> None:
             assert markers(process.pid) == ("", "")
         finally:
             process.kill()
+
+
+# Names empty memory as its environment and as its arguments, as every process may.
+ENDLESS = """
+import ctypes, mmap, struct, sys, time
+size = int(sys.argv[1])
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+stat = [0, 0, 0, *open("/proc/self/stat").read().rpartition(")")[2].split()]  # numbers as in proc(5)
+code, stack, data = stat[26:28], stat[28], stat[45:48]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = ctypes.c_void_p
+places = [*code, *data, libc.sbrk(0), stack, begin, begin + size, begin, begin + size, 0]
+wanted = struct.pack("=12QIi", *map(int, places), 0, -1)
+PR_SET_MM, PR_SET_MM_MAP = 35, 14
+if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, wanted, ctypes.c_ulong(len(wanted)), 0):
+    raise SystemExit(f"errno {ctypes.get_errno()}")
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_an_endless_environment_costs_the_keeper_little() -> None:
+    """A keeper was seen at 6.5 GiB, deaf for minutes, because of one other process on the node."""
+    size = 128 << 20
+    program = [sys.executable, "-c", ENDLESS, str(size)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            assert tree._environ_size(process.pid) == size
+            tracemalloc.start()
+            assert markers(process.pid) == ("", "")
+            assert len(command_line(process.pid)) < size
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            process.kill()
+    assert peak < 32 << 20

@@ -25,6 +25,7 @@ from dgpu.entry.processes import (
     ProcessRef,
     Service,
     bound_log,
+    command_line,
     holders,
     is_alive,
     set_aside,
@@ -170,7 +171,7 @@ class MemberSupervisor:
 
 def _arguments(pid: int) -> list[str]:
     try:
-        content = Path(f"/proc/{pid}/cmdline").read_bytes()
+        content = command_line(pid)
     except OSError:
         return []
     return [part.decode("utf-8", "replace") for part in content.split(b"\0")[:-1]]
