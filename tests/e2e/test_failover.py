@@ -164,12 +164,13 @@ def test_a_paused_master_steps_down_when_it_wakes_and_does_no_harm(cluster):
     submitter = Submitter(cluster, journal)
     submitter.start()
     more_acknowledged(submitter, "a", 5)
-    client = Client([f"http://127.0.0.1:{cluster.http[name]}" for name in "ab"])
+    a, b = (f"http://127.0.0.1:{cluster.http[name]}" for name in "ab")
+    client = Client([a, b])
     assert client.get(long).status == "running"
     cluster.signal("a", signal.SIGSTOP)
     # It accepts connections and says nothing: the client that used it so far leaves it and finds b.
-    by_client = client.submit(command="true", gpu_count=1).task_id
-    assert client.answered_by.url == f"http://127.0.0.1:{cluster.http['b']}"
+    by_client = client.submit(command=f"echo $DGPU_SERVER > {cluster.home}/servers", gpu_count=1).task_id
+    assert client.answered_by.url == b
     eventually(lambda: cluster.is_master("b"), "b to take over")
     eventually(lambda: cluster.node("b") == "ready", "the node to register with b")
     more_acknowledged(submitter, "b", 5)
@@ -184,6 +185,7 @@ def test_a_paused_master_steps_down_when_it_wakes_and_does_no_harm(cluster):
     cluster.ask("b", "/api/v1/tasks/cancel", {"task_ids": [long]})
     ended = eventually(lambda: all_ended(cluster, "b"), "all tasks to end", 180)
     assert set(ended) - {long, by_client} == set(submitter.acknowledged)
+    assert (cluster.home / "servers").read_text() == f"{b},{a}\n", "tasks find both, the leading one first"
     assert overlaps(journal.read_text().splitlines()) == []
     eventually(lambda: cluster.tasks("a") == ended, "a to have what b has")
 

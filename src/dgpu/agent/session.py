@@ -215,7 +215,7 @@ class Session:
         if kind == "reports_ack":
             return self._on_reports_ack(call, message.reports_ack.seq, now_ms)
         if kind == "heartbeat_ack":
-            return self._on_heartbeat_ack(call, message.heartbeat_ack.seq)
+            return self._on_heartbeat_ack(call, message.heartbeat_ack)
         if kind == "refused":
             return self._hang_up(call, message.refused.reason, now_ms)
         return []
@@ -225,7 +225,7 @@ class Session:
         if reason := self.joined.refuses(joined):
             note = Note(event="scheduler_refused", detail=f"{call.address}: {reason}")
             return [note, *self._hang_up(call, reason, now_ms)]
-        call.stream.welcome = welcome
+        call.stream.on_welcome(welcome)
         self._kept = call
         outputs = self._end_others(call, now_ms)
         if joined != self.joined:
@@ -290,8 +290,8 @@ class Session:
     def _on_reports_ack(self, call: Call, seq: int, now_ms: int) -> list[SessionOutput]:
         return [*call.stream.on_reports_ack(seq), *self._write(now_ms)]
 
-    def _on_heartbeat_ack(self, call: Call, seq: int) -> list[SessionOutput]:
-        outputs = call.stream.on_heartbeat_ack(seq)
+    def _on_heartbeat_ack(self, call: Call, ack: pb.HeartbeatAck) -> list[SessionOutput]:
+        outputs = call.stream.on_heartbeat_ack(ack)
         if outputs:
             call.set_wake()
         return outputs

@@ -13,7 +13,7 @@ from dgpu.agent.session_words import (
     SessionOutput,
     SessionSettings,
     reports_message,
-    server_of,
+    servers_of,
 )
 from dgpu.agent.workers.calls import CallProgress, ReturnedCall, WorkersSeen, WorkerState, fitting
 from dgpu.core.model.ids import LeaseId
@@ -68,7 +68,7 @@ class Call:
 
     @property
     def server(self) -> str:
-        return server_of(self.stream.welcome, self.address)
+        return servers_of(self.stream.rest_urls, self.address)
 
 
 def calls_to(addresses: Sequence[str]) -> dict[str, Call]:
@@ -80,6 +80,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.welcome: pb.Welcome | None = None
+        self.rest_urls: tuple[str, ...] = ()  # of this scheduler first, then of those that may lead next
         self.was_open = False
         self.held_back: list[pb.FromScheduler] = []
         self.writable = False
@@ -126,11 +127,16 @@ class Stream:
         lease_ms, action = self.welcome.task_lease_ms, self.welcome.lease_action or "never"
         return [Heard(at_ms=self.heard_ms, lease_ms=lease_ms, action=action)]
 
-    def on_heartbeat_ack(self, seq: int) -> list[SessionOutput]:
-        sent_ms = self.beats.get(seq)
+    def on_welcome(self, welcome: pb.Welcome) -> None:
+        self.welcome = welcome
+        self.rest_urls = (welcome.rest_url, *welcome.other_rest_urls)
+
+    def on_heartbeat_ack(self, ack: pb.HeartbeatAck) -> list[SessionOutput]:
+        sent_ms = self.beats.get(ack.seq)
         if sent_ms is None:
             return []
-        self.beats = {number: at_ms for number, at_ms in self.beats.items() if number > seq}
+        self.rest_urls = (*self.rest_urls[:1], *ack.other_rest_urls)
+        self.beats = {number: at_ms for number, at_ms in self.beats.items() if number > ack.seq}
         return self.heard(sent_ms)
 
     def on_reports_ack(self, seq: int) -> list[SessionOutput]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,7 +14,7 @@ from dgpu.agent.run.runner import RunnerFit, RunOrder
 from dgpu.agent.workers.calls import WorkersSeen, returned_message
 from dgpu.core.model.ids import GpuId, LeaseId, NodeId, TaskId
 from dgpu.core.model.task import WHOLE_MILLI, WorkerSetup
-from dgpu.wire.address import Address, parse_address
+from dgpu.wire.address import Address, is_loopback, parse_address
 from dgpu.wire.proto import agent_pb2 as pb
 from dgpu.wire.ranks import run_number
 
@@ -255,18 +256,19 @@ def run_order(start: pb.Start, cluster_id: str, server: str = "") -> RunOrder:
     )
 
 
-def server_of(welcome: pb.Welcome | None, dialed: str) -> str:
-    """The address of the REST API for programs on this node. Empty: a scheduler that listens on loopback only was
-    dialed by another name, so it may be another machine.
-    """
-    url = "" if welcome is None else welcome.rest_url
-    scheme, _, rest = url.partition("://")
-    if not rest:
+def servers_of(urls: Iterable[str], dialed: str) -> str:
+    """The addresses of the REST API for programs on this node, as in DGPU_SERVER."""
+    return ",".join(dict.fromkeys(filter(None, (_reachable(url, dialed) for url in urls))))
+
+
+def _reachable(url: str, dialed: str) -> str:
+    """Empty: a scheduler that listens on loopback only was dialed by another name, so it may be another machine."""
+    there, parts = parse_address(dialed), urlsplit(url)
+    if not parts.netloc:
         return ""
-    here, there = parse_address(rest), parse_address(dialed)
-    if not here.host:
-        return f"{scheme}://{Address(host=there.host, port=here.port)}"
-    return url if there.is_loopback or not here.is_loopback else ""
+    if parts.hostname is None:
+        return f"{parts.scheme}://{Address(host=there.host, port=parts.port or 0)}"
+    return url if there.is_loopback or not is_loopback(parts.hostname) else ""
 
 
 class _Detail(msgspec.Struct, frozen=True):

@@ -116,6 +116,10 @@ class Peers:
         rows = [SeenScheduler(announced=own, unseen_ms=0, is_me=True), *others]
         return sorted(with_one_master(rows), key=lambda seen: (seen.announced.name, seen.announced.http))
 
+    def other_urls(self) -> tuple[str, ...]:
+        """Of the REST API. A scheduler that is stopped counts: it may lead again."""
+        return tuple(sorted(url for url in self._known if url != self._shared.http))
+
     def on_leading(self, epoch: int) -> None:
         own = self._own()
         if self._last_master and self._last_master != own.http:

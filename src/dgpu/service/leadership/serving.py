@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from dgpu.file_limit import file_limit
@@ -85,6 +86,8 @@ async def serve_shared(
     opened = engine if engine is not None else _open_engine(shared)
     try:
         peers = Peers(shared, _open_roll(shared))
+        rules = msgspec.structs.replace(options.rules, other_rest_urls=peers.other_urls)
+        options = msgspec.structs.replace(options, rules=rules)
         async with (
             https_context(options) as tls,
             EngineWatch(opened).running() as watch,

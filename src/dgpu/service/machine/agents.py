@@ -253,8 +253,8 @@ class Agents:
         effects: list[Effect] = []
         if not session.welcomed:
             return effects
-        ack = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=heartbeat.seq))
-        effects.append(self._tell(session, ack, now))
+        ack = pb.HeartbeatAck(seq=heartbeat.seq, other_rest_urls=self._rules.other_rest_urls())
+        effects.append(self._tell(session, pb.FromScheduler(heartbeat_ack=ack), now))
         node = self._state.nodes[session.node_id]
         unfit = heartbeat.unfit or self._not_isolated(node.enforced, node.not_isolated)
         effects += self._take_out_or_back(session.node_id, unfit)
@@ -342,6 +342,7 @@ class Agents:
             heartbeat_timeout_ms=self._rules.heartbeat_timeout_ms,
             keep=sorted(held & stand),
             rest_url=self._rules.rest_url,
+            other_rest_urls=self._rules.other_rest_urls(),
         )
         session.held = ()
         return [

@@ -24,7 +24,7 @@ With `lease_action: never` the keeper freezes nothing. Time then proves nothing 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -48,6 +48,7 @@ class AgentRules(msgspec.Struct, frozen=True, kw_only=True):
     lease_margin_ms: int = 5_000
     isolation: Isolation = Isolation()
     rest_url: str = ""  # as in Welcome
+    other_rest_urls: Callable[[], Sequence[str]] = tuple  # at present: schedulers come and go
 
 
 class NodeContact(msgspec.Struct, frozen=True, kw_only=True):
