@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpu.agent.epoch import Joined
+from dgpu.agent.lifecycle_words import Ordered
 from dgpu.agent.session import Session
 from dgpu.agent.session_words import (
     Begin,
@@ -241,3 +242,30 @@ def test_an_old_master_does_not_replace_one_that_is_silent() -> None:
     outputs = machine.on_input(welcome_of("s:1", epoch=3), 7_040)
     assert HangUp in map(type, outputs)
     assert machine.open
+
+
+def server_of_the_next_start(machine) -> str:
+    orders = pb.Orders(starts=[pb.Start(lease_id=9, task_id=9, attempt=1, detail=b"{}")])
+    outputs = machine.on_input(Received(address="m:1", message=pb.FromScheduler(orders=orders)), 400)
+    [ordered] = [output for output in outputs if isinstance(output, Ordered)]
+    return ordered.starts[0].server
+
+
+def test_tasks_learn_of_schedulers_that_joined_after_the_welcome() -> None:
+    machine = session()
+    machine.on_input(GpusFound(gpus=(GPU,)), 0)
+    machine.on_input(Begin(), 0)
+    machine.on_input(Connected(address="m:1"), 100)
+    machine.on_input(Written(address="m:1"), 110)
+    machine.on_input(welcome_of("m:1", rest_url="http://m:8080", other_rest_urls=["http://b:8080"]), 200)
+    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080"
+    while not any(
+        message.HasField("heartbeat") for message in sent(machine.on_input(Woke(), machine.wake_at_ms))
+    ):
+        machine.on_input(Written(address="m:1"), machine.wake_at_ms)
+    ack = pb.HeartbeatAck(seq=1, other_rest_urls=["http://b:8080", "http://c:8080"])
+    machine.on_input(Received(address="m:1", message=pb.FromScheduler(heartbeat_ack=ack)), 300)
+    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080,http://c:8080"
+    unasked = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=0))  # while the engine stands still
+    machine.on_input(Received(address="m:1", message=unasked), 310)
+    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080,http://c:8080"

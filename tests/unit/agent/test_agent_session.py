@@ -377,30 +377,3 @@ def test_an_acknowledgement_that_came_with_orders_is_heard_before_them() -> None
         Acked(started=(LeaseId(1),), finished=(LeaseId(1),)),
         Ordered(starts=(RunOrder(lease_id=LeaseId(2), task_id=TaskId(12), attempt=1),)),
     ]
-
-
-def server_of_the_next_start(machine) -> str:
-    orders = pb.Orders(starts=[pb.Start(lease_id=9, task_id=9, attempt=1, detail=b"{}")])
-    outputs = machine.on_input(Received(address="m:1", message=pb.FromScheduler(orders=orders)), 400)
-    [ordered] = [output for output in outputs if isinstance(output, Ordered)]
-    return ordered.starts[0].server
-
-
-def test_tasks_learn_of_schedulers_that_joined_after_the_welcome() -> None:
-    machine = session()
-    machine.on_input(GpusFound(gpus=(GPU,)), 0)
-    machine.on_input(Begin(), 0)
-    machine.on_input(Connected(address="m:1"), 100)
-    machine.on_input(Written(address="m:1"), 110)
-    machine.on_input(welcome(rest_url="http://m:8080", other_rest_urls=["http://b:8080"]), 200)
-    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080"
-    while not any(
-        message.HasField("heartbeat") for message in sent(machine.on_input(Woke(), machine.wake_at_ms))
-    ):
-        machine.on_input(Written(address="m:1"), machine.wake_at_ms)
-    ack = pb.HeartbeatAck(seq=1, other_rest_urls=["http://b:8080", "http://c:8080"])
-    machine.on_input(Received(address="m:1", message=pb.FromScheduler(heartbeat_ack=ack)), 300)
-    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080,http://c:8080"
-    unasked = pb.FromScheduler(heartbeat_ack=pb.HeartbeatAck(seq=0))  # while the engine stands still
-    machine.on_input(Received(address="m:1", message=unasked), 310)
-    assert server_of_the_next_start(machine) == "http://m:8080,http://b:8080,http://c:8080"

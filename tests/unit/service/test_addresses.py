@@ -6,6 +6,7 @@ import pytest
 
 from dgpu.service.grpc.peers import end_of
 from dgpu.wire.address import is_loopback, parse_address
+from unit.service.cluster import Bench, heartbeat, register, told
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:80", ":0", "[::1]:65535", "gpu.example.org:9090"])
@@ -50,3 +51,13 @@ def test_a_peer_that_is_no_address_is_nobody(peer, end) -> None:
 )
 def test_loopback_is_told_by_the_address_and_not_by_its_first_letters(host, expected) -> None:
     assert is_loopback(host) is expected
+
+
+def test_nodes_get_the_addresses_of_all_schedulers_at_present() -> None:
+    others = []
+    bench = Bench(rest_url="http://a:8080", other_rest_urls=lambda: others)
+    [welcome] = [m.welcome for m in told(bench.say(1, register())) if m.HasField("welcome")]
+    assert (welcome.rest_url, list(welcome.other_rest_urls)) == ("http://a:8080", [])
+    others.append("http://b:8080")
+    [answer] = told(bench.say(1, heartbeat()))
+    assert list(answer.heartbeat_ack.other_rest_urls) == ["http://b:8080"]

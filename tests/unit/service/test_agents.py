@@ -450,13 +450,3 @@ def test_a_node_whose_registration_waits_for_the_disk_is_not_lost_for_that() -> 
     bench.settle()
     bench.wait(2_000)
     assert bench.state.nodes[N1].status is NodeStatus.READY
-
-
-def test_nodes_get_the_addresses_of_all_schedulers_at_present() -> None:
-    others = []
-    bench = Bench(rest_url="http://a:8080", other_rest_urls=lambda: others)
-    [welcome] = [m.welcome for m in told(bench.say(1, register())) if m.HasField("welcome")]
-    assert (welcome.rest_url, list(welcome.other_rest_urls)) == ("http://a:8080", [])
-    others.append("http://b:8080")
-    [answer] = told(bench.say(1, heartbeat()))
-    assert list(answer.heartbeat_ack.other_rest_urls) == ["http://b:8080"]
