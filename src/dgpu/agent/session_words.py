@@ -263,9 +263,10 @@ def servers_of(urls: Iterable[str], dialed: str) -> str:
 
 def _reachable(url: str, dialed: str) -> str:
     """Empty: a scheduler that listens on loopback only was dialed by another name, so it may be another machine."""
-    there, parts = parse_address(dialed), urlsplit(url)
+    parts = urlsplit(url)
     if not parts.netloc:
         return ""
+    there = parse_address(dialed)
     if parts.hostname is None:
         return f"{parts.scheme}://{Address(host=there.host, port=parts.port or 0)}"
     return url if there.is_loopback or not is_loopback(parts.hostname) else ""
