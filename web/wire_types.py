@@ -21,6 +21,7 @@ MODULES = (
     "call_answers",
     "cluster_answers",
     "file_answers",
+    "foresight_answers",
     "history_answers",
     "link_answers",
     "output_answers",

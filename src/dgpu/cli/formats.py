@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time, timedelta
 
 from dgpu.client.language import Facts, told, waiting
 
+_DAY_TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
@@ -111,10 +113,20 @@ def one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-def in_our_zone(text: str) -> str:
-    """A time of day without a zone is local time. Any other text stays unchanged."""
+def in_our_zone(text: str, now: datetime | None = None) -> str:
+    """A time without a zone is local time; one without a day is its last occurrence. Other texts stay unchanged."""
+    now = now or datetime.now(UTC)
     try:
-        typed = datetime.fromisoformat(text.strip())
+        typed = _last(text.strip(), now.astimezone()) or datetime.fromisoformat(text.strip())
         return text if typed.tzinfo is not None else typed.astimezone().isoformat()
     except (ValueError, OverflowError):
         return text
+
+
+def _last(text: str, now: datetime) -> datetime | None:
+    """In the local zone, which may have had another offset on that day."""
+    if not (match := _DAY_TIME.fullmatch(text)):
+        return None
+    hour, minute, second = (int(part or 0) for part in match.groups())
+    today = datetime.combine(now.date(), time(hour, minute, second))
+    return today if today <= now.replace(tzinfo=None) else today - timedelta(days=1)

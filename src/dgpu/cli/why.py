@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from dgpu.cli.arrays import progress
 from dgpu.cli.connection import builtins, connect
 from dgpu.cli.each import for_each
 from dgpu.cli.flags import flags_of
-from dgpu.cli.formats import clock, duration, listed, memory, one_line, plural, since
+from dgpu.cli.formats import clock, duration, in_our_zone, listed, memory, moment, one_line, plural, since
 from dgpu.cli.output import print_document
 from dgpu.cli.ps import far_of, place_of
 from dgpu.client.language import Facts, told
@@ -25,10 +26,18 @@ app = typer.Typer(add_completion=False)
 def why(
     ctx: typer.Context,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="42 or task-42; in an array 42_3.")],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="T",
+            help="Why it waited then: an age (2h), 14:05, or 2026-07-30 12:00 (local time).",
+        ),
+    ] = None,
 ) -> None:
     """Why a task waits: every blocker with numbers, its position in the queue, and what would start it sooner.
 
-    Of an array, its first task that waits.
+    Of an array, its first task that waits; with --at, its first task.
     """
     flags = flags_of(ctx)
     client = connect(flags)
@@ -37,11 +46,12 @@ def why(
     def explain(task_id: str) -> dict[str, Any]:
         nonlocal printed
         asked = client.get(task_id)
-        task = _first_waiting(client, asked)
-        answer: dict[str, Any] = builtins(client.why(task.task_id if task is not asked else task_id))
+        task = asked if at else _first_waiting(client, asked)
+        name = task.task_id if task is not asked else task_id
+        answer: dict[str, Any] = builtins(client.why(name, at=at and in_our_zone(at)))
         if flags.is_table:
-            lines = page(answer, builtins(task))
-            if asked.array is not None and asked.array.count > 1:
+            lines = page(answer, answer["task"] or builtins(task))
+            if asked.array is not None and asked.array.count > 1 and not at:
                 lines = [f"{asked.task_id}: {progress(builtins(asked.array))}", "", *lines]
             text = "\n".join(lines)
             typer.echo(f"\n{text}" if printed else text)
@@ -67,6 +77,15 @@ def _first_waiting(client: Client, task: TaskAnswer) -> TaskAnswer:
 
 
 def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
+    now = moment(answer["at"])
+    lines = _standing(answer, task, now)
+    if now is None:
+        return lines
+    then = clock(answer["at"])
+    return [_text("then", f"As of {then}:", at=then), "", *lines]
+
+
+def _standing(answer: dict[str, Any], task: dict[str, Any], now: datetime | None) -> list[str]:
     name = f" ({one_line(task['name'])})" if task["name"] else ""
     head = f"{answer['task_id']}{name}"
     if answer["status"] == "running":
@@ -76,14 +95,14 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         if task.get("entrypoint") and not task["started_at"]:
             english = f"{head} is next on its worker {task['worker']}, after the calls before it."
             return [_text("next_on_worker", english, head=head, worker=task["worker"])]
-        ran, place = since(task["started_at"]), place_of({**task, "progress": None})
+        ran, place = since(task["started_at"], now), place_of({**task, "progress": None})
         english = f"{head} runs on {place} for {duration(ran) or 'a moment'}{far_of(task)}."
         return [_text("runs", english, head=head, place=place_of(task), ran=ran)]
     if answer["status"] != "pending":
         how = place_of(task).rstrip(".") if answer["status"] != "success" else ""
         english = f"{head} has ended: {answer['status']}{', ' + how if how else ''}."
         return [_text("ended", english, head=head, status=answer["status"], how=how)]
-    waited = since(task["created_at"])
+    waited = since(task["created_at"], now)
     lines = [_waited(head, waited, task)]
     if answer["position"] is not None:
         ahead = f", behind {listed(answer['ahead'], 5)}" if answer["ahead"] else ", next in line"
@@ -93,7 +112,8 @@ def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
         )
     if answer["blockers"]:
         lines += ["", _text("because", "It waits because"), *_blockers(answer)]
-    lines += ["", _expected(answer)]
+    if now is None:
+        lines += ["", _expected(answer)]
     if answer.get("reservation"):
         lines += [
             _text(

@@ -11,7 +11,7 @@ from dgpu.client.call import Call
 from dgpu.client.fields import Filters, TaskFields
 from dgpu.client.request import Request, api_path, encode, given, new_key
 from dgpu.client.surroundings import surrounded
-from dgpu.wire import answers
+from dgpu.wire import answers, foresight_answers
 from dgpu.wire.cluster_answers import EstimateList
 
 PART_TASKS = 10_000
@@ -104,16 +104,19 @@ class TaskCalls:
         return _order(task_id, "priority", priority=priority, array=array)
 
     @Call
-    def why(self, task_id: str | int) -> Request[answers.Why]:
-        """Why a task waits: its blockers, position, expected start, and changes that would start it sooner."""
-        return Request("GET", api_path("tasks", task_id, "why"), answers.Why)
+    def why(self, task_id: str | int, at: str | None = None) -> Request[foresight_answers.Why]:
+        """Why a task waits: its blockers, position, expected start, and changes that would start it sooner.
+
+        `at`: why it waited then, for example "2h" (ago) or "2026-07-30T12:00:00Z".
+        """
+        return Request("GET", api_path("tasks", task_id, "why", at=at), foresight_answers.Why)
 
     @Call
-    def whatif(self, change: Mapping[str, Any]) -> Request[answers.WhatifAnswer]:
+    def whatif(self, change: Mapping[str, Any]) -> Request[foresight_answers.WhatifAnswer]:
         """The effect of a change, without making it: `{"submit": {...}}`, `{"quota": {"online_percent": 0.6}}`,
         `{"drain": node}`, `{"lose": node}` or `{"add_nodes": [{"gpus": 8, "model": "A100"}]}`.
         """
-        return Request("POST", api_path("whatif"), answers.WhatifAnswer, body=encode(change))
+        return Request("POST", api_path("whatif"), foresight_answers.WhatifAnswer, body=encode(change))
 
     @Call
     def task_events(self, task_id: str | int) -> Request[Sequence[answers.TaskEvent]]:

@@ -13,7 +13,7 @@ from building import cluster, node, run_pass, task
 from dgpu.core.execute import execute
 from dgpu.core.state import ClusterState
 from dgpu.service.follower.link import FollowerAway, FollowerLink
-from dgpu.wire.answers import Change, WhatifAnswer
+from dgpu.wire.foresight_answers import Change, WhatifAnswer
 from dgpu.wire.questions import Draining, Hastening
 from unit.journal.samples import write_journal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -102,6 +102,12 @@ def test_a_time_without_a_zone_is_in_ours(monkeypatch) -> None:
             "now",
             "tomorrow",
         ]
+        noon = datetime(2026, 11, 18, 12, 0, tzinfo=timezone(timedelta(hours=8)))
+        assert formats.in_our_zone("9:05", noon) == "2026-11-18T09:05:00+08:00"
+        assert formats.in_our_zone("12:00:01", noon) == "2026-11-17T12:00:01+08:00", (
+            "the last one was yesterday"
+        )
+        assert formats.in_our_zone("25:00", noon) == "25:00"
     finally:
         monkeypatch.undo()
         time.tzset()

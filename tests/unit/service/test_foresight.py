@@ -7,7 +7,7 @@ import msgspec
 from building import cluster, node, run_pass, spec, task
 from dgpu.core.digest import digest
 from dgpu.service.follower.foresight import answer, is_small
-from dgpu.wire.answers import Change, WhatifAnswer
+from dgpu.wire.foresight_answers import Change, WhatifAnswer
 from dgpu.wire.questions import Adding, Draining, Hastening, Losing, NewNodes, Question, Submitting
 
 

@@ -14,7 +14,7 @@ from dgpu.core.model.ids import task_name
 from dgpu.core.state import ClusterState
 from dgpu.service.access.anonymous import is_own, told_to
 from dgpu.service.access.principal import Tenants
-from dgpu.wire.answers import WhatifOthers
+from dgpu.wire.foresight_answers import WhatifOthers
 
 OnTask = TypeVar("OnTask", Starts, Delays, Stops)
 

@@ -8,7 +8,8 @@ import msgspec
 
 from dgpu.core.foresight.forecast import Prediction
 from dgpu.core.model.ids import TaskId
-from dgpu.wire.answers import ExpectedStart, instant
+from dgpu.wire.answers import instant
+from dgpu.wire.foresight_answers import ExpectedStart
 
 
 class Foretold(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,24 +10,15 @@ from collections.abc import Iterator
 import msgspec
 
 from dgpu.core.commands import Command, DrainNode, RegisterNode, SetQuota, SubmitTasks
-from dgpu.core.foresight.explain import Explanation
 from dgpu.core.foresight.sooner import sooner
 from dgpu.core.foresight.whatif import lose, whatif
 from dgpu.core.model.ids import GpuId, NodeId, task_name
 from dgpu.core.model.node import Gpu
 from dgpu.core.state import ClusterState
 from dgpu.service.access.foresight import EffectTold, changes_told_to, effect_told_to
-from dgpu.wire.answers import (
-    Change,
-    FieldError,
-    Problem,
-    WhatifAnswer,
-    WhatifDelay,
-    WhatifStart,
-    WhatifStop,
-    WhatifWait,
-    instant,
-)
+from dgpu.service.views.explained import blocker_answers, change_answers
+from dgpu.wire.answers import FieldError, Problem, instant
+from dgpu.wire.foresight_answers import WhatifAnswer, WhatifDelay, WhatifStart, WhatifStop, WhatifWait
 from dgpu.wire.problem import problem_of
 from dgpu.wire.questions import (
     Adding,
@@ -61,8 +52,7 @@ def answer(state: ClusterState, question: Question, at: int, index: int) -> msgs
     at = max(at, state.last_at)
     if isinstance(question, Hastening):
         found = changes_told_to(question.tenants, state, sooner(state, question.task_id, at))
-        changes = [Change(change=each.change, detail=each.detail, facts=each.facts) for each in found]
-        return msgspec.Raw(msgspec.json.encode(changes))
+        return msgspec.Raw(msgspec.json.encode(change_answers(found)))
     change = commands_of(state, question)
     if isinstance(change, Problem):
         told = WhatifAnswer(rejected=change, journal_index=index, at=instant(at))
@@ -169,7 +159,7 @@ def _told(told: EffectTold, index: int, at: int) -> WhatifAnswer:
                 task_id=task_name(each.task_id),
                 expected_start=None if each.starts_at is None else instant(each.starts_at),
                 position=None if each.explanation is None else each.explanation.position,
-                blockers=[] if each.explanation is None else blockers_told(each.explanation),
+                blockers=[] if each.explanation is None else blocker_answers(each.explanation),
             )
             for each in effect.waits
         ],
@@ -177,7 +167,3 @@ def _told(told: EffectTold, index: int, at: int) -> WhatifAnswer:
         journal_index=index,
         at=instant(at),
     )
-
-
-def blockers_told(found: Explanation) -> list[dict[str, int | str]]:
-    return [{"code": each.code, "detail": each.detail, **each.numbers} for each in found.blockers]

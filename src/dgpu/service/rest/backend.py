@@ -25,6 +25,7 @@ from dgpu.service.board.board import Board
 from dgpu.service.follower.link import FollowerLink
 from dgpu.service.history.reader import History
 from dgpu.service.leadership.standing import Lone, Standing
+from dgpu.service.looking_back.link import LookingBack
 from dgpu.service.loop.answers import Answer
 from dgpu.service.loop.runtime import Runtime
 from dgpu.service.notices.reach import NoticeTargets
@@ -128,18 +129,18 @@ class Backend:
         self.alerts: AlertWatch | None = None
         self.notice_targets: NoticeTargets | None = None
         self.proxy: Proxy | None = None
-        build = build_of(options.pages_dir or BUNDLE)
         self.board = Board(
             runtime,
             views,
             version=options.version,
             role=lambda: options.role,
-            build=build,
+            build=build_of(options.pages_dir or BUNDLE),
             isolation=options.boundary,
         )
         self.board.count_alerts = self._count_alerts
         self.scrapes, self.streams = Scrapes(self), OpenStreams()
         self.past: Past | None = None  # opened at the first request
+        self.looking_back = None if options.journal_dir is None else LookingBack(options.journal_dir)
         self._describe: Callable[[], dict[str, Any]] | None = None
         self._description: dict[str, Any] = {}
 

@@ -18,7 +18,8 @@ from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest.backend import Backend
 from dgpu.service.rest.foresee import ask_ahead
 from dgpu.service.views.task_usage import GPU_MEMORY, told_earlier
-from dgpu.wire.answers import TaskAnswer, WhatifAnswer
+from dgpu.wire.answers import TaskAnswer
+from dgpu.wire.foresight_answers import WhatifAnswer
 from dgpu.wire.questions import Submitting
 from dgpu.wire.requests import entry_of
 
