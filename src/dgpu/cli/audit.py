@@ -64,9 +64,7 @@ def audit(
     ctx: typer.Context,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since", metavar="T", help="An age (30d, 6h), 14:05, or 2026-07-30 12:00 (local time)."
-        ),
+        typer.Option("--since", metavar="T", help="An age (6h), 14:05, or 2026-07-30 12:00 (local time)."),
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="As --since. [now]")] = None,
     user: Annotated[str | None, typer.Option("--user", "-u", metavar="USER")] = None,

@@ -73,7 +73,7 @@ _Since = Annotated[
     typer.Option(
         "--since",
         metavar="T",
-        help="An age (30d, 6h), 14:05, or 2026-07-30 12:00 (local time). [1h, or a task's start]",
+        help="An age (6h), 14:05, or 2026-07-30 12:00 (local time). [1h, or a task's start]",
     ),
 ]
 _Until = Annotated[

@@ -81,9 +81,7 @@ def report(
     ctx: typer.Context,
     since: Annotated[
         str,
-        typer.Option(
-            "--since", metavar="T", help="An age (30d, 6h), 14:05, or 2026-07-30 12:00 (local time)."
-        ),
+        typer.Option("--since", metavar="T", help="An age (6h), 14:05, or 2026-07-30 12:00 (local time)."),
     ] = "30d",
     until: Annotated[str | None, typer.Option("--until", metavar="T", help="As --since. [now]")] = None,
     by: Annotated[
