@@ -43,13 +43,10 @@ class Follower:
             self.writer.commit(max(groups))
 
     def rows(self, table: str) -> list[tuple]:
-        """Without the index of the submit: of a task that was alive when a history began, it is that of the begin."""
         with sqlite3.connect(self.path) as connection:
-            connection.row_factory = sqlite3.Row
             only = "WHERE number > 0" if table == "task_counts" else ""
             found = connection.execute(f"SELECT * FROM {table} {only}").fetchall()
-        names = [name for name in (found[0].keys() if found else ()) if name != "submitted_index"]
-        return sorted((tuple(row[name] for name in names) for row in found), key=repr)
+        return sorted(map(tuple, found), key=repr)
 
     def reach(self) -> Reach:
         history = History(self.path)
@@ -174,6 +171,18 @@ def test_an_attempt_that_runs_when_a_history_begins_is_in_it(
     assert running
     known = {row[0]: row for row in later.rows("attempts")}
     assert all(known[row[0]] == row for row in whole.rows("attempts") if row[0] in running)
+
+
+def test_a_filled_history_fills_one_that_begins_earlier(
+    tmp_path: Path, groups: dict[int, tuple], whole: Follower
+) -> None:
+    """The first scheduler makes its history anew from its files after damage, and gets the rest back."""
+    joined = made(tmp_path / "joined.sqlite", groups, ("seed", 150))
+    joined.fill_from(whole)
+    anew = made(tmp_path / "anew.sqlite", groups, ("seed", 149))
+    anew.fill_from(joined)
+    for table in (*TABLES, "tasks"):
+        assert anew.rows(table) == whole.rows(table), table
 
 
 def test_a_history_without_the_beginning_fills_only_what_it_has(

@@ -26,6 +26,8 @@ _REMOVE_UNFINISHED: Final = (
     "DELETE FROM tasks WHERE id = ? AND forgotten = 1 AND status IN ('pending', 'running')"
 )
 _FORGET: Final = "UPDATE tasks SET forgotten = 1 WHERE id = ?"  # by itself, so that the task is counted
+# A history that begins, or continues after a gap, notes the submits of living tasks at that place.
+_SUBMITTED: Final = "UPDATE tasks SET submitted_index = ?1 WHERE id = ?2 AND submitted_index > ?1"
 _END_ATTEMPT: Final = """ON CONFLICT (lease_id) DO UPDATE SET started_at = excluded.started_at,
     ended_at = excluded.ended_at, exit_code = excluded.exit_code, reason = excluded.reason, error = excluded.error
     WHERE attempts.ended_at = 0"""
@@ -96,13 +98,15 @@ def _known(connection: sqlite3.Connection, given: PastRows) -> list[dict[str, Ce
 
 
 def _add_task(connection: sqlite3.Connection, row: dict[str, Cell]) -> int:
-    """A task that the core still has is in every history."""
-    if not row["forgotten"]:
-        return 0
-    removed = connection.execute(_REMOVE_UNFINISHED, (row["id"],)).rowcount
-    added = _add(connection, "tasks", row | {"forgotten": 0})
+    """Returns the change of the number of tasks. A task that the core still has is in every history."""
+    removed = added = 0
+    if row["forgotten"]:
+        removed = connection.execute(_REMOVE_UNFINISHED, (row["id"],)).rowcount
+        added = _add(connection, "tasks", row | {"forgotten": 0})
     if added:
         connection.execute(_FORGET, (row["id"],))
+    else:
+        connection.execute(_SUBMITTED, (row["submitted_index"], row["id"]))
     return added - removed
 
 
