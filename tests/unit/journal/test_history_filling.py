@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dgpu.core import commands
 from dgpu.core.apply.table import apply
-from dgpu.core.model.ids import TaskId
+from dgpu.core.model.ids import TaskId, TenantId
+from dgpu.core.model.task import Outcome, Pool, Shape
 from dgpu.core.state import ClusterState
 from dgpu.service.history import past_pages
 from dgpu.service.history.audit_rows import Kind
@@ -17,7 +19,7 @@ from dgpu.service.history.past_words import Cursor, Fill, PastPage, PastRows, Re
 from dgpu.service.history.reader import History
 from dgpu.service.history.writer import HistoryWriter, remove_history
 from dgpu.service.results.file import RESULTS_NAME, ResultLimits, ResultReader, ResultWriter, StoredResult
-from unit.journal.samples import busy_cluster
+from unit.journal.samples import Cluster, busy_cluster, spec
 
 TABLES = ("attempts", "attempt_usage", "task_events", "audit", "node_events", "task_counts")
 STEPS = 300
@@ -171,6 +173,28 @@ def test_an_attempt_that_runs_when_a_history_begins_is_in_it(
     assert running
     known = {row[0]: row for row in later.rows("attempts")}
     assert all(known[row[0]] == row for row in whole.rows("attempts") if row[0] in running)
+
+
+def test_a_rank_that_has_ended_keeps_its_end(tmp_path: Path) -> None:
+    """It has a lease until its whole gang ends."""
+    cluster = Cluster().begin()
+    gang = Shape(tenant_id=TenantId("lab"), pool=Pool.BATCH, priority=50, gpus=1, nodes=2)
+    cluster.do(commands.SubmitTasks(entries=((1, spec(shape=gang)),)), commands.RunPass())
+    ended, running = cluster.state.leases
+    for lease_id in (ended, running):
+        cluster.do(commands.ReportStarted(lease_id=lease_id))
+    cluster.do(commands.ReportFinished(lease_id=ended, outcome=Outcome.EXITED, exit_code=0))
+    seen = len(cluster.groups)
+    cluster.drain(0)  # two groups
+    groups = dict(enumerate(cluster.groups, start=1))
+    whole, away, joined = (
+        made(tmp_path / f"{number}.sqlite", groups, *cuts)
+        for number, cuts in enumerate(([], [("follow", seen), ("bridge", seen + 1)], [("seed", seen + 1)]))
+    )
+    assert away.rows("attempts") == whole.rows("attempts")
+    assert [row[0] for row in joined.rows("attempts")] == [running]
+    joined.fill_from(whole)
+    assert [row[0] for row in joined.rows("attempts")] == [ended, running]
 
 
 def test_a_filled_history_fills_one_that_begins_earlier(

@@ -28,6 +28,7 @@ _REMOVE_UNFINISHED: Final = (
 _FORGET: Final = "UPDATE tasks SET forgotten = 1 WHERE id = ?"  # by itself, so that the task is counted
 # A history that begins, or continues after a gap, notes the submits of living tasks at that place.
 _SUBMITTED: Final = "UPDATE tasks SET submitted_index = ?1 WHERE id = ?2 AND submitted_index > ?1"
+_STARTED: Final = "SELECT lease_id FROM attempts WHERE ended_at = 0 AND started_at > 0"
 _END_ATTEMPT: Final = """ON CONFLICT (lease_id) DO UPDATE SET started_at = excluded.started_at,
     ended_at = excluded.ended_at, exit_code = excluded.exit_code, reason = excluded.reason, error = excluded.error
     WHERE attempts.ended_at = 0"""
@@ -54,9 +55,15 @@ def fill_in(connection: sqlite3.Connection, given: Fill) -> Added:
     return _add_page(connection, given.page)
 
 
-def rows_of_leases(state: ClusterState) -> dict[int, list[Any]]:
-    """Attempts that run, for a history that continues with this state. By lease; the columns of writer._ATTEMPT."""
-    return {lease.id: _attempt(state, lease) for lease in state.leases.values()}
+def rows_of_leases(connection: sqlite3.Connection, state: ClusterState) -> dict[int, list[Any]]:
+    """Attempts that run, for a history that continues with this state. By lease; the columns of writer._ATTEMPT.
+
+    A rank that has ended has a lease until its gang ends, but the lease does not tell how the rank ended. Known starts
+    stay: a state has only the start of the first rank.
+    """
+    known = {row[0] for row in connection.execute(_STARTED)}
+    leases = (lease for lease in state.leases.values() if not lease.ended and lease.id not in known)
+    return {lease.id: _attempt(state, lease) for lease in leases}
 
 
 def _add_page(connection: sqlite3.Connection, page: PastPage) -> Added:

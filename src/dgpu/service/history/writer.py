@@ -109,7 +109,7 @@ class HistoryWriter:
         for task in state.tasks.values():
             self._touched[task.id] = (task, state.shapes[task.shape_id])
             self._new[task.id] = index
-        self._attempts.update(rows_of_leases(state))
+        self._attempts.update(rows_of_leases(self._connection, state))
         self._meta_values.update(from_index=index, from_at=state.last_at, index=index, epoch=state.epoch)
         self._cluster_id = state.cluster_id
         self.commit(index)
@@ -124,7 +124,7 @@ class HistoryWriter:
             if task.id not in known:
                 self._new[task.id] = index
         self._forgotten += [task_id for task_id in sorted(known) if task_id not in state.tasks]
-        self._attempts.update(rows_of_leases(state))
+        self._attempts.update(rows_of_leases(self._connection, state))
         self._meta_values.update(gap_from=self._meta("gap_from") or self.index, gap_until=index)
         self.commit(index)
 
