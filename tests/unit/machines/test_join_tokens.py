@@ -81,6 +81,18 @@ def test_a_token_for_another_kind_of_machine_is_refused_and_still_works(
     assert roster.redeem(join.id, secret, KEY, now_s=NOW_S + 2, kind=kind).joined_at_s == NOW_S + 2
 
 
+def test_a_token_for_another_kind_of_machine_that_does_not_work_is_not_said_to(roster: Roster) -> None:
+    late, used, revoked = (
+        roster.invite((node,), now_s=NOW_S, lifetime_s=lifetime_s, kind="witness")
+        for node, lifetime_s in (("late", 10), ("used", 60), ("revoked", 60))
+    )
+    roster.redeem(used[0].id, used[1], KEY, now_s=NOW_S + 1, kind="witness")
+    roster.revoke("revoked", now_s=NOW_S + 1)
+    for (join, secret), why in ((late, "expired"), (used, "used before"), (revoked, "revoked")):
+        with pytest.raises(JoinRefused, match=why):
+            roster.redeem(join.id, secret, b"another key", now_s=NOW_S + 20, kind="scheduler")
+
+
 def test_an_answer_that_was_lost_is_repeated_for_the_same_key(roster: Roster) -> None:
     """Otherwise a broken connection costs the operator a new token."""
     join, secret = roster.invite(("n1",), now_s=NOW_S, lifetime_s=60)

@@ -152,16 +152,16 @@ class Roster:
                     "the join token is not known here; if another scheduler made it, try again in a few seconds"
                 )
             join = _one(connection, join_id)
-            if join.kind != kind:
-                raise JoinRefused(
-                    f"the join token is for `{_VERBS[join.kind]}`, not for `{_VERBS[kind]}`; it still works"
-                )
             if join.revoked_at_s:
                 raise JoinRefused("the join token was revoked")
             if now_s >= join.token_expires_at_s:
                 raise JoinRefused("the join token has expired")
             if row[1] is not None and row[1] != key_hash:
                 raise JoinRefused("the join token was used before")
+            if join.kind != kind:
+                raise JoinRefused(
+                    f"the join token is for `{_VERBS[join.kind]}`, not for `{_VERBS[kind]}`; it still works"
+                )
             connection.execute(
                 "UPDATE joins SET public_key_hash = ?, joined_at_s = ? WHERE id = ?",
                 (key_hash, now_s, join_id),
