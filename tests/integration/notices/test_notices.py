@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 
 import pytest
 import structlog.testing
 
 from alert_receivers import MailServer, WebhookServer, eventually, serving
+from dgpu.core.commands import Command, KeepAlertRecords
 from dgpu.journal.memory import MemoryDisk
 from dgpu.service.alerts.targets import Target
 from dgpu.service.notices.reach import NoticeOptions, TaskTarget
@@ -86,6 +89,24 @@ def test_an_unsent_message_survives_a_restart(tmp_path, web) -> None:
             eventually(lambda: told(web) == [("end", "task-1", "cancelled")])
             eventually(lambda: not again.read(lambda state: state.alert_records))
     assert WORD not in str(log)
+
+
+def test_the_end_does_not_wait_for_an_engine_without_majority(tmp_path, web, monkeypatch) -> None:
+    """The scheduler would have to be killed."""
+    with RestWorld(tmp_path, notices=listed(web.url)) as world:
+        execute = world.runtime.execute
+
+        def stalled(command: Command) -> asyncio.Future:
+            is_after_sending = isinstance(command, KeepAlertRecords) and command.removed
+            return world.loop.create_future() if is_after_sending else execute(command)
+
+        monkeypatch.setattr(world.runtime, "execute", stalled)
+        world.submit(notify="hook", held=True)
+        world.ask("DELETE", "/api/v1/tasks/task-1")
+        eventually(lambda: web.received)
+        eventually(lambda: not world.notices._unsent)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_secret_of_the_tenant_is_a_target(tmp_path, web) -> None:

@@ -18,6 +18,7 @@ from dgpu.service.loop.runtime import Runtime
 
 _LOOK_S = 5.0
 _FLUSH_EVERY_MS = 1_000
+_STOP_PATIENCE_S = 2.0
 _END_OF_SESSION = Action.READ_SELF.value
 
 _log = structlog.get_logger("dgpu.audit")
@@ -82,11 +83,13 @@ class AuditTrail:
 
 @contextlib.asynccontextmanager
 async def audit_trail(runtime: Runtime) -> AsyncIterator[AuditTrail]:
-    """At the end, counted attempts are written: the runtime stops later and commits them."""
+    """At the end, counted attempts are written: the runtime stops later and commits them, if its engine answers."""
     trail = AuditTrail(runtime)
     tending = asyncio.create_task(trail.tend(), name="audit")
     try:
         yield trail
     finally:
         tending.cancel()
-        await trail.write_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                await trail.write_all()

@@ -71,8 +71,10 @@ class NoticeWatch:
             async with asyncio.timeout(_STOP_PATIENCE_S):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._senders.close()
-        with contextlib.suppress(NotMaster, OutcomeUnknown):
-            await self._save()
+        # The next master has what was stored before. An engine without majority must not hold up the end.
+        with contextlib.suppress(NotMaster, OutcomeUnknown, TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                await self._save()
 
     def _on_group(self, group: CommittedGroup) -> None:
         for event in group.events:
