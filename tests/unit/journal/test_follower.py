@@ -1,6 +1,8 @@
 """The follower, without its process: it follows what is committed, whatever it finds when it begins."""
 
+import contextlib
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +17,9 @@ from dgpu.journal.key_files import KEYS_FOLDER
 from dgpu.journal.segments import ARCHIVE_FOLDER, JOURNAL_FOLDER, archived_segments, live_segments
 from dgpu.journal.snapshot import load_newest, load_snapshot, write_snapshot
 from dgpu.service.follower.follower import Follower
-from dgpu.service.follower.words import Ask, FollowerSettings
+from dgpu.service.follower.words import Ask, FillOrder, FollowerSettings
 from dgpu.service.history.filters import TaskFilters
+from dgpu.service.history.past_words import Fill
 from dgpu.service.history.reader import HISTORY_NAME, History, HistoryDamaged
 from dgpu.service.history.writer import HistoryWriter, begin_again, remove_history
 from dgpu.service.recovery.history_rebuild import rebuild_history
@@ -139,6 +142,23 @@ def test_a_damaged_snapshot_costs_time_and_nothing_else(tmp_path, cluster) -> No
     found, _ = follow(tmp_path, len(cluster.groups))
     assert found == digest(cluster.state)
     assert load_snapshot(tmp_path / "snapshot.json").index == len(cluster.groups)
+
+
+def test_a_copied_history_leaves_room_for_the_journal(
+    tmp_path, cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that gets old rows must not refuse new tasks because of them."""
+    said: list = []
+    follower = Follower(tmp_path, FollowerSettings(), said.append)
+    with contextlib.closing(History(tmp_path / HISTORY_NAME)) as history:
+        fill = Fill(into=history.reach().state)
+    for free_bytes in (255 << 20, 257 << 20):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
+        follower.fill(FillOrder(id=1, fill=fill))
+    follower.close()
+    refused, filled = (message["answer"] for message in said if "answer" in message)
+    assert "less than 256 MiB are free" in refused["error"]
+    assert "error" not in filled
 
 
 def test_questions_do_not_wait_for_the_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from dgpu.journal.snapshot import (
 from dgpu.service.follower.forecaster import Forecaster
 from dgpu.service.follower.foresight import answer
 from dgpu.service.follower.words import Ask, FillOrder, FollowerSettings
-from dgpu.service.history.filling import HistoryChanged
+from dgpu.service.history.filling import DiskNearlyFull, HistoryChanged, refuse_full_disk
 from dgpu.service.history.reader import HISTORY_NAME
 from dgpu.service.history.writer import (
     HistoryWriter,
@@ -67,6 +67,7 @@ Say = Callable[[dict[str, Any]], None]
 
 # No room, and rows of another version that do not fit. A damaged file is not among them.
 _FILL_ERRORS = (
+    DiskNearlyFull,
     HistoryChanged,
     sqlite3.OperationalError,
     sqlite3.IntegrityError,
@@ -188,6 +189,7 @@ class Follower:
     def fill(self, order: FillOrder) -> None:
         """Adds rows of another scheduler's history. What cannot be added is refused; the follower continues."""
         try:
+            refuse_full_disk(self._directory)
             self._results.fill(order.fill.page.results, self._state.last_at)
             self._history.fill(order.fill)
         except _FILL_ERRORS as error:

@@ -6,9 +6,11 @@ and attempts whose end is not here are replaced.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import asdict
@@ -19,6 +21,7 @@ from dgpu.service.history.audit_rows import Kind
 from dgpu.service.history.past_words import Cell, Fill, PastPage, PastRows, Reach
 from dgpu.service.history.rows import text
 
+_MIN_FREE_BYTES: Final = 256 << 20  # on the disk, which the journal needs too
 _KINDS: Final = frozenset(Kind)
 _TABLES: Final = ("tasks", "attempts", "attempt_usage", "task_events", "audit", "node_events")
 # After a gap, tasks whose end was not seen are marked as forgotten.
@@ -38,6 +41,10 @@ class HistoryChanged(Exception):  # noqa: N818 - it says what happened
     """It was rebuilt, or has continued after a gap, since the copy began."""
 
 
+class DiskNearlyFull(Exception):  # noqa: N818 - it says what happened
+    """A copy must not take the room of new tasks."""
+
+
 class Added(NamedTuple):
     tasks: int = 0
     node_events: int = 0
@@ -53,6 +60,12 @@ def fill_in(connection: sqlite3.Connection, given: Fill) -> Added:
         filled = asdict(reach.filled_from(given.source))
         connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", filled.items())
     return _add_page(connection, given.page)
+
+
+def refuse_full_disk(directory: Path) -> None:
+    """Raises DiskNearlyFull."""
+    if shutil.disk_usage(directory).free < _MIN_FREE_BYTES:
+        raise DiskNearlyFull(f"less than {_MIN_FREE_BYTES >> 20} MiB are free on the disk of {directory}")
 
 
 def rows_of_leases(connection: sqlite3.Connection, state: ClusterState) -> dict[int, list[Any]]:
