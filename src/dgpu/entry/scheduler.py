@@ -57,9 +57,8 @@ def run_scheduler(
 
     set_up_logging(config.logging)
     _claim_files()
-    # gRPC's messages bypass the log and concern forks that are intended. Both are set before gRPC has threads: they
-    # read the environment, and a change at the same time ends the process with SIGSEGV.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC warns of forks, which are intended. This is set before gRPC has threads: they read the environment, and a
+    # change at the same time ends the process with SIGSEGV.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
         options = service_options(config, accept_lost_tail=accept_lost_tail)
