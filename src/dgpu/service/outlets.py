@@ -177,7 +177,7 @@ async def own_history(options: ServiceOptions, parts: Parts) -> AsyncIterator[Ow
     """For exchanges with other schedulers."""
     past = Past(_history(options, parts.follower), ResultReader(options.data_dir / RESULTS_NAME))
     try:
-        yield OwnHistory(past, parts.follower)
+        yield OwnHistory(past, parts.follower, lambda: parts.state.cluster_id)
     finally:
         past.close()
 

@@ -24,7 +24,8 @@ def page(*rows: tuple, columns: tuple[str, ...] = NODE_EVENT) -> PastPage:
 
 
 def own_history(directory: Path, link: FollowerLink) -> OwnHistory:
-    return OwnHistory(Past(History(directory / HISTORY_NAME), ResultReader(directory / RESULTS_NAME)), link)
+    past = Past(History(directory / HISTORY_NAME), ResultReader(directory / RESULTS_NAME))
+    return OwnHistory(past, link, lambda: "c1")
 
 
 async def until_ready(own: OwnHistory) -> None:

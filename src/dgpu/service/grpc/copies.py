@@ -23,7 +23,7 @@ from dgpu.service.copies.stock import DamagedEntry
 from dgpu.service.copies.taking import MasterGone
 from dgpu.service.follower.link import AnswerFailed, FollowerAway
 from dgpu.service.history import past_words
-from dgpu.service.history.copying import OwnHistory
+from dgpu.service.history.copying import OtherCluster, OwnHistory
 from dgpu.service.history.reader import HistoryDamaged
 from dgpu.wire.machines import SCHEDULER_NAME
 
@@ -106,7 +106,7 @@ def _answering(
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
         except OSError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"not stored: {error.strerror}")
-        except (HistoryDamaged, FollowerAway, AnswerFailed, sqlite3.Error) as error:
+        except (OtherCluster, HistoryDamaged, FollowerAway, AnswerFailed, sqlite3.Error) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"its history: {error or 'not ready'}")
         raise AssertionError("abort raises")
 

@@ -30,6 +30,10 @@ _FAILURES = (MasterGone, HistoryDamaged, AnswerFailed, sqlite3.Error, OSError)
 _log = structlog.get_logger("dgpu.history")
 
 
+class OtherCluster(Exception):  # noqa: N818 - it says what happened
+    """Rows of another cluster would be in the history for ever."""
+
+
 class Store(Protocol):
     """A history, here or at another scheduler."""
 
@@ -43,12 +47,17 @@ class Store(Protocol):
 class OwnHistory:
     """Also answers other schedulers."""
 
-    def __init__(self, past: Past, follower: FollowerLink) -> None:
+    def __init__(self, past: Past, follower: FollowerLink, cluster_id: Callable[[], str]) -> None:
         self._past = past
         self._follower = follower
+        self.cluster_id = cluster_id
 
-    async def reach(self, _: words.ReachAsk | None = None) -> words.Reach:
-        """Raises FollowerAway before the follower has said what is in it: a scheduler that joins has no history yet."""
+    async def reach(self, ask: words.ReachAsk | None = None) -> words.Reach:
+        """Raises OtherCluster, or FollowerAway before the follower has said what is in it: a scheduler that joins has
+        no history yet.
+        """
+        if ask is not None and ask.cluster_id != self.cluster_id():
+            raise OtherCluster(f"it is of cluster {self.cluster_id()}, not of cluster {ask.cluster_id}")
         if not self._follower.seen_index:
             raise FollowerAway
         return await asyncio.to_thread(self._past.history.reach)
@@ -63,11 +72,13 @@ class OwnHistory:
 
 
 class _Other:
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, cluster_id: str) -> None:
         self._master = master
+        # Ours. The scheduler of another cluster may listen at the address of the master by now.
+        self._cluster_id = cluster_id
 
     async def reach(self) -> words.Reach:
-        return await self._master.call("Reach", words.ReachAsk(), words.Reach)
+        return await self._master.call("Reach", words.ReachAsk(cluster_id=self._cluster_id), words.Reach)
 
     async def page(self, ask: words.PageAsk) -> words.PastPage:
         return await self._master.call("Page", ask, words.PastPage)
@@ -101,7 +112,7 @@ async def _compare_with_master(own: OwnHistory, connect: Callable[[], Master | N
     if master is None:
         return False
     try:
-        return await compare(own, _Other(master))
+        return await compare(own, _Other(master, own.cluster_id()))
     finally:
         with contextlib.suppress(MasterGone):
             await master.close()

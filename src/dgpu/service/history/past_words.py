@@ -98,7 +98,9 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReachAsk(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+    """The first question of each exchange."""
+
+    cluster_id: str = ""  # of the scheduler that asks
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
