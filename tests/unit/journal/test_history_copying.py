@@ -10,7 +10,8 @@ import pytest
 import structlog.testing
 
 from dgpu.service.copies.taking import MasterGone
-from dgpu.service.follower.link import FollowerLink
+from dgpu.service.follower.link import AnswerFailed, FollowerLink
+from dgpu.service.history import copying
 from dgpu.service.history.copying import OtherCluster, OwnHistory, fill_histories_for_ever
 from dgpu.service.history.past_pages import Past
 from dgpu.service.history.past_words import Fill
@@ -25,10 +26,14 @@ class Link:
 
     seen_index = 1
 
-    def __init__(self, writer: HistoryWriter) -> None:
+    def __init__(self, writer: HistoryWriter, refused_pages: int) -> None:
         self._writer = writer
+        self.refused_pages = refused_pages
 
     async def fill(self, given: Fill, *, patience_s: float) -> None:
+        if given.source is None and self.refused_pages:
+            self.refused_pages -= 1
+            raise AnswerFailed("a row of another version")
         self._writer.fill(given)
 
 
@@ -47,7 +52,7 @@ class Connection:
     async def close(self) -> None: ...
 
 
-def history(path: Path, cluster_id: str, *, from_index: int) -> OwnHistory:
+def history(path: Path, cluster_id: str, *, from_index: int, refused_pages: int = 0) -> OwnHistory:
     writer = HistoryWriter(path)
     if from_index:
         writer.seed(Cluster().begin().state, index=from_index)
@@ -56,7 +61,7 @@ def history(path: Path, cluster_id: str, *, from_index: int) -> OwnHistory:
     results = path.with_name(f"results-{path.name}")
     ResultWriter(results, ResultLimits()).close()
     past = Past(History(path), ResultReader(results))
-    return OwnHistory(past, cast("FollowerLink", Link(writer)), lambda: cluster_id)
+    return OwnHistory(past, cast("FollowerLink", Link(writer, refused_pages)), lambda: cluster_id)
 
 
 @pytest.mark.parametrize("begins", [{"own": 5, "other": 0}, {"own": 0, "other": 5}], ids=str)
@@ -78,3 +83,22 @@ async def test_only_histories_of_one_cluster_fill_each_other(
     assert is_filled or "it is of cluster c2, not of cluster c1" in log[0]["reason"]
     lacks = sorted([(await own.reach()).lacks_until, (await other.reach()).lacks_until])
     assert lacks == ([0, 0] if is_filled else [0, 5])
+
+
+async def test_a_copy_that_is_refused_is_tried_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt reads and writes the pages again, and the master reads them beside its work."""
+    own = history(tmp_path / "own.sqlite", "c1", from_index=5, refused_pages=8)
+    other = history(tmp_path / "other.sqlite", "c1", from_index=0)
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(copying.asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await fill_histories_for_ever(own, lambda: Connection(other))
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 30, 30]

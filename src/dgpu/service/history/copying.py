@@ -21,10 +21,10 @@ from dgpu.service.history.past_pages import Past, past_page
 from dgpu.service.history.reader import HistoryDamaged
 
 _RETRY_S = 5.0
+_MAX_RETRY_S = 300.0  # rows that do not fit are refused again, after all pages before them
 _REPEAT_S = 30.0  # another scheduler may lead by now, and a history may have been rebuilt
-_PATIENCE_S = (
-    20.0  # the follower may have much to write; less than the patience of another scheduler that waits for it
-)
+# The follower may have much to write. It is less than the patience of another scheduler that waits for it.
+_PATIENCE_S = 20.0
 _FAILURES = (MasterGone, HistoryDamaged, AnswerFailed, sqlite3.Error, OSError)
 
 _log = structlog.get_logger("dgpu.history")
@@ -89,18 +89,19 @@ class _Other:
 
 async def fill_histories_for_ever(own: OwnHistory, connect: Callable[[], Master | None]) -> None:
     """`connect` returns None while no other scheduler leads."""
-    trouble = ""
+    trouble, retry_s = "", _RETRY_S
     while True:
         pause_s = _RETRY_S
         try:
             if await _compare_with_master(own, connect):
-                pause_s, trouble = _REPEAT_S, ""
+                pause_s, trouble, retry_s = _REPEAT_S, "", _RETRY_S
         except FollowerAway:
             pass  # it is starting
         except _FAILURES as error:
             if str(error) != trouble:
                 _log.warning("history_not_copied", reason=str(error) or type(error).__name__)
             trouble = str(error)
+            pause_s, retry_s = retry_s, min(2 * retry_s, _MAX_RETRY_S)
         except Exception:  # noqa: BLE001 - a bug here must not end the copying for ever
             _log.exception("history_not_copied")
             pause_s = _REPEAT_S
