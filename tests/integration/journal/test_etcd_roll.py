@@ -134,7 +134,7 @@ def test_the_name_of_a_scheduler_that_ended_is_free(roll: Roll, monkeypatch: pyt
     assert sum(waited) * 1_000 > ANNOUNCE_MS
     waited.clear()
     roll.announce(msgspec.structs.replace(B, role="stopped"))
-    moved.refuse_taken_name()
+    Peers(SharedOptions(name="b", http="http://d:8080", grpc=""), roll).refuse_taken_name()
     assert not waited, "it said that it stopped"
 
 
