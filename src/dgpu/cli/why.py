@@ -50,7 +50,7 @@ def why(
         name = task.task_id if task is not asked else task_id
         answer: dict[str, Any] = builtins(client.why(name, at=at and in_our_zone(at)))
         if flags.is_table:
-            lines = page(answer, answer["task"] or builtins(task))
+            lines = page(answer, answer.get("task") or builtins(task))
             if asked.array is not None and asked.array.count > 1 and not at:
                 lines = [f"{asked.task_id}: {progress(builtins(asked.array))}", "", *lines]
             text = "\n".join(lines)
@@ -77,7 +77,7 @@ def _first_waiting(client: Client, task: TaskAnswer) -> TaskAnswer:
 
 
 def page(answer: dict[str, Any], task: dict[str, Any]) -> list[str]:
-    now = moment(answer["at"])
+    now = moment(answer.get("at"))
     lines = _standing(answer, task, now)
     if now is None:
         return lines
