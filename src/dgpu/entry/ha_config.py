@@ -76,7 +76,7 @@ def _check_own_addresses(config: SchedulerConfig) -> Iterator[Problem]:
         if not address.port:
             yield Problem(path, "needs a port, because other schedulers name it to clients and agents")
     url = config.ha.http_url
-    if url and (urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname):
+    if url and not _is_web_address(url):
         yield Problem("ha.http_url", f"expected http://host:port or https://host:port, got {url!r}")
     if config.ha.grpc_address:
         try:
@@ -86,6 +86,14 @@ def _check_own_addresses(config: SchedulerConfig) -> Iterator[Problem]:
         else:
             if not address.host or not address.port:
                 yield Problem("ha.grpc_address", f"expected host:port, got {config.ha.grpc_address!r}")
+
+
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, or a port that is none
+        return False
 
 
 def shared_options(config: SchedulerConfig) -> SharedOptions | None:

@@ -73,6 +73,7 @@ def test_how_others_reach_this_scheduler_can_be_given(tmp_path: Path) -> None:
         (EXTERNAL + "  tls: {cert_file: /x}\n", "ha.tls.cert_file: needs ha.tls.key_file"),
         (EXTERNAL + "server: {http_address: '127.0.0.1:0'}\n", "server.http_address: needs a port"),
         (EXTERNAL + "  http_url: gpu-1\n", "ha.http_url: expected http://host:port"),
+        (EXTERNAL + "  http_url: http://gpu-1:99999\n", "ha.http_url: expected http://host:port"),
         (EXTERNAL + "  grpc_address: gpu-1\n", "ha.grpc_address"),
         (EXTERNAL + "scheduler: {role: standby}\n", "scheduler.role: is decided by the schedulers"),
         ("scheduler: {role: standby}", "scheduler.role: standby needs ha.mode: external"),

@@ -20,6 +20,8 @@ from dgpu.service.history.writer import HistoryWriter
 from dgpu.service.results.file import ResultLimits, ResultReader, ResultWriter
 from unit.journal.samples import Cluster
 
+LAST = {"history_complete", "history_not_copied"}
+
 
 class Link:
     """Fills the history without a process."""
@@ -75,14 +77,34 @@ async def test_only_histories_of_one_cluster_fill_each_other(
     with structlog.testing.capture_logs() as log:
         filling = asyncio.create_task(fill_histories_for_ever(own, lambda: Connection(other)))
         async with asyncio.timeout(30):
-            while not log:  # noqa: ASYNC110 - the log wakes nobody
+            while not LAST & {each["event"] for each in log}:  # noqa: ASYNC110 - the log wakes nobody
                 await asyncio.sleep(0.01)
         filling.cancel()
     is_filled = cluster_id == "c1"
-    assert log[0]["event"] == ("history_filled" if is_filled else "history_not_copied")
+    told = ["history_filled", "history_complete"] if is_filled else ["history_not_copied"]
+    assert [each["event"] for each in log] == told
     assert is_filled or "it is of cluster c2, not of cluster c1" in log[0]["reason"]
     lacks = sorted([(await own.reach()).lacks_until, (await other.reach()).lacks_until])
     assert lacks == ([0, 0] if is_filled else [0, 5])
+
+
+async def test_a_history_that_lacks_nothing_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator waits for this line, whether anything was copied or not."""
+    own, other = (history(tmp_path / f"{name}.sqlite", "c1", from_index=0) for name in ("own", "other"))
+    looks = 0
+
+    async def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(copying.asyncio, "sleep", pause)
+    with structlog.testing.capture_logs() as log, pytest.raises(asyncio.CancelledError):
+        await fill_histories_for_ever(own, lambda: Connection(other))
+    assert [each["event"] for each in log] == ["history_complete"]
 
 
 async def test_a_copy_that_is_refused_is_tried_less_and_less_often(

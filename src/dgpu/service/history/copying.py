@@ -89,12 +89,15 @@ class _Other:
 
 async def fill_histories_for_ever(own: OwnHistory, connect: Callable[[], Master | None]) -> None:
     """`connect` returns None while no other scheduler leads."""
-    trouble, retry_s = "", _RETRY_S
+    trouble, retry_s, is_told = "", _RETRY_S, False
     while True:
         pause_s = _RETRY_S
         try:
             if await _compare_with_master(own, connect):
                 pause_s, trouble, retry_s = _REPEAT_S, "", _RETRY_S
+                if not is_told:
+                    _log.info("history_complete")
+                is_told = True
         except FollowerAway:
             pass  # it is starting
         except _FAILURES as error:
