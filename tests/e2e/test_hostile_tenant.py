@@ -240,7 +240,7 @@ def test_a_forged_mark_books_nothing_and_ends_nothing(hostile):
     eventually(lambda: pids_of("4322"), "the forged task")
     assert hostile.bob.ask("DELETE", f"/api/v1/tasks/{task}").status == 200
     eventually(lambda: not pids_of("4321") + pids_of("4322"), "the end of both processes")
-    assert not pathlib.Path(f"/proc/{sleeper}").exists()
+    eventually(lambda: not pathlib.Path(f"/proc/{sleeper}").exists(), "its new parent to reap it")
     hostile.unharmed()
 
 

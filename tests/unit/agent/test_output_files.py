@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import select
 import socket
+import termios
 import threading
+import time
 
 import msgspec
 import pytest
@@ -79,6 +83,12 @@ def test_bad_names_are_refused(value, expected) -> None:
     assert expected in refused.value.expected
 
 
+def unread_in(pipe: int) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
 def test_a_file_that_does_not_take_more_is_full_until_it_does() -> None:
     """A pipe that is not read acts like a dead file system."""
     here, there = socket.socketpair()
@@ -88,10 +98,19 @@ def test_a_file_that_does_not_take_more_is_full_until_it_does() -> None:
     freed = threading.Event()
     copies = Copies(here.detach(), freed.set)
     sent = b""
-    while not copies.is_full:
+
+    def append() -> None:
+        nonlocal sent
         copies.append(piece := b"%08d" % len(sent) * 8_192, STDOUT)
         copies.append(b"of the other stream", STDERR)
         sent += piece
+
+    append()
+    append()
+    while unread_in(read_end) < 65_536:  # then its thread waits, and takes no more of what follows
+        time.sleep(0.001)
+    while not copies.is_full:
+        append()
     assert not freed.is_set()
     received = b""
     while len(received) < len(sent):

@@ -1,6 +1,6 @@
 // Walking over the rows of a table with the keyboard: the focus moves to the link of the row.
 import type { RefObject } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { takeRows } from "../keyboard";
 
 interface Rows<T> {
@@ -18,7 +18,8 @@ export function useRows<T>(items: T[], orders: Rows<T>): Walk {
   const body = useRef<HTMLTableSectionElement>(null);
   const latest = useRef({ items, orders });
   latest.current = { items, orders };
-  useEffect(() => {
+  // Before the rows are painted: a key that follows their sight must find them.
+  useLayoutEffect(() => {
     const on = (row: number, order: ((item: T) => void) | undefined) => {
       const item = latest.current.items[row];
       if (item !== undefined) order?.(item);
