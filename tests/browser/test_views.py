@@ -115,6 +115,23 @@ def test_a_waiting_task_says_why(visitor, scene):
     expect(page.get_by_test_id("why")).to_contain_text("Expected start")
 
 
+def test_a_wait_tells_its_reason_at_the_time_that_is_clicked(visitor, scene, tmp_path):
+    page = look(visitor, scene, f"/tasks/{scene.waiting}", "task")
+    life = page.get_by_test_id("life")
+    waiting = life.get_by_role("button", name="waiting")
+    with page.expect_request("**/why?at=*") as late:
+        waiting.click()
+    told = life.get_by_test_id("waited")
+    expect(told.get_by_test_id("blockers")).to_contain_text("vision")
+    expect(told).to_contain_text("would have started it")
+    expect(told).not_to_contain_text("Expected start")
+    page.screenshot(path=tmp_path / "waited.png", full_page=True)
+    with page.expect_request("**/why?at=*") as early:
+        waiting.click(position={"x": 4, "y": 8})
+    expect(told.get_by_test_id("blockers")).to_contain_text("vision")
+    assert early.value.url < late.value.url, "the place of the pointer is a time"
+
+
 def test_a_failed_task_says_what_became_of_it(visitor, scene):
     page = look(visitor, scene, f"/tasks/{scene.failed}", "task")
     expect(page.get_by_test_id("task-status")).to_have_attribute("data-status", "failed")

@@ -1,7 +1,7 @@
 // Why a task waits: every blocker, its place, when it is expected to start and what would start it now.
 import { get } from "../api";
-import { clock, megabytes, number, parseTime } from "../format";
-import { blockerText, duration, t, told } from "../i18n";
+import { clock, exact, megabytes, number, parseTime } from "../format";
+import { blockerText, duration, language, t, told } from "../i18n";
 import { now } from "../now";
 import type { ExpectedStart, Task, Reservation, Why } from "../types";
 import { useAsked } from "../ui/asked";
@@ -20,6 +20,22 @@ export function Waits({ task }: { task: Task }) {
       {why.problem ? <ProblemBox problem={why.problem} retry={why.refresh} /> : null}
       {why.data ? <Content why={why.data} /> : why.problem ? null : <Skeleton lines={3} />}
     </section>
+  );
+}
+
+/** The same for a time in the past, from the journal. */
+export function Waited({ task, at }: { task: Task; at: number }) {
+  const query = { at: new Date(at).toISOString() };
+  const why = useAsked<Why>(`${task.task_id} ${at}`, (signal) => get(`/api/v1/tasks/${task.task_id}/why`, query, signal));
+  return (
+    <div class="waits" aria-live="polite" data-testid="waited">
+      <header>
+        <h2>{t("task.waited", { time: exact(at, language.value) })}</h2>
+        {why.data?.position ? <span class="muted">{t("task.position", { n: why.data.position })}</span> : null}
+      </header>
+      {why.problem ? <ProblemBox problem={why.problem} retry={why.refresh} /> : null}
+      {why.data ? <Content why={why.data} /> : why.problem ? null : <Skeleton lines={3} />}
+    </div>
   );
 }
 
@@ -52,13 +68,15 @@ function Content({ why }: { why: Why }) {
             </p>
           ) : null}
         </div>
+        {why.at ? null : (
+          <div>
+            <h3>{t("task.expected")}</h3>
+            {why.expected_start ? <Expected start={why.expected_start} /> : <p class="muted">{t("task.startUnknown")}</p>}
+            {why.reservation ? <Reserved held={why.reservation} /> : null}
+          </div>
+        )}
         <div>
-          <h3>{t("task.expected")}</h3>
-          {why.expected_start ? <Expected start={why.expected_start} /> : <p class="muted">{t("task.startUnknown")}</p>}
-          {why.reservation ? <Reserved held={why.reservation} /> : null}
-        </div>
-        <div>
-          <h3>{t("task.sooner")}</h3>
+          <h3>{t(why.at ? "task.soonerThen" : "task.sooner")}</h3>
           {why.sooner.length ? (
             <ul class="bullets" data-testid="sooner">
               {why.sooner.map((change) => (
@@ -66,7 +84,7 @@ function Content({ why }: { why: Why }) {
               ))}
             </ul>
           ) : (
-            <p class="muted">{why.sooner_known ? t("task.soonerNone") : t("task.soonerUnknown")}</p>
+            <p class="muted">{t(why.sooner_known ? "task.soonerNone" : "task.soonerUnknown")}</p>
           )}
         </div>
       </div>
