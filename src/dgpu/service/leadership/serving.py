@@ -14,7 +14,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -284,7 +284,8 @@ class _Life:
         from dgpu.service.door import show_first_token
 
         options, runtime, before = self._options, parts.runtime, (parts.state.epoch, parts.state.last_at)
-        if not await self._begin_epoch(parts, candidacy, stopping):
+        beginning = runtime.start(parts.start.begin(options.settings))
+        if not await _before_the_end(beginning, candidacy, stopping):
             return
         with contextlib.suppress(EngineUnavailable):  # the next epoch does it
             await asyncio.to_thread(self._engine.identify, parts.state.cluster_id)
@@ -306,27 +307,18 @@ class _Life:
             self._standing.serves = True
             self._peers.on_leading(runtime.epoch)
             _log.info("role_changed", role="master", epoch=runtime.epoch, cause="won the leader key")
-            with contextlib.suppress(NotMaster):
-                await show_first_token(runtime, access, self._show_token)
-            _log.info("scheduler_ready", http=self._shared.http, grpc=self._shared.grpc, epoch=runtime.epoch)
-            grpc = Address(host=options.grpc.host, port=grpc_port)
-            self._ready(ServedAt(http=self._http, grpc=grpc, epoch=runtime.epoch))
+            showing = show_first_token(runtime, access, self._show_token)
+            if await _before_the_end(showing, candidacy, stopping):
+                _log.info(
+                    "scheduler_ready", http=self._shared.http, grpc=self._shared.grpc, epoch=runtime.epoch
+                )
+                grpc = Address(host=options.grpc.host, port=grpc_port)
+                self._ready(ServedAt(http=self._http, grpc=grpc, epoch=runtime.epoch))
             await asyncio.wait((candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
             self._standing.serves = not candidacy.over.done()
             if candidacy.over.done():
                 # Before the ports close: nothing that this life still holds may leave.
                 await self._abandon(parts, candidacy)
-
-    async def _begin_epoch(self, parts: Parts, candidacy: Candidacy, stopping: asyncio.Future[Any]) -> bool:
-        """False: over before it began."""
-        beginning = asyncio.ensure_future(parts.runtime.start(parts.start.begin(self._options.settings)))
-        await asyncio.wait((beginning, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not beginning.done():
-            beginning.cancel()
-            return False
-        with contextlib.suppress(NotMaster):
-            await beginning
-        return True
 
     def _shared_keys(self, candidacy: Candidacy) -> SharedKeys:
         machine = candidacy.machine
@@ -376,6 +368,20 @@ class _Life:
         self._ready(
             ServedAt(http=self._http, grpc=self._options.grpc, epoch=parts.runtime.epoch, role="standby")
         )
+
+
+async def _before_the_end(
+    work: Coroutine[Any, Any, object], candidacy: Candidacy, stopping: asyncio.Future[Any]
+) -> bool:
+    """False: over before the work was done. An engine without majority must not hold up a stop."""
+    doing = asyncio.ensure_future(work)
+    await asyncio.wait((doing, candidacy.over, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not doing.done():
+        doing.cancel()
+        return False
+    with contextlib.suppress(NotMaster):
+        await doing
+    return True
 
 
 def _candidate(shared: SharedOptions) -> Candidate:
