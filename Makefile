@@ -8,7 +8,7 @@ WORKERS := $(shell cores=$$(nproc) && echo $$((cores < 3 ? cores + 1 : 4)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup core check bench up web dist advisories format clean
+.PHONY: help demo test packages setup core check bench up web dist advisories format clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,10 +16,12 @@ help: ## this list
 demo: setup ## starts a scheduler and simulated nodes, runs a mixed workload, shows what happened
 	@$(BIN)/dgpu demo
 
-test: .venv/dev.stamp ## installs what the tests need and runs all of them
-	@scripts/test-packages
+test: packages ## installs what the tests need and runs all of them
 	@$(BIN)/python compile_core.py
 	$(PYTEST)
+
+packages: .venv/dev.stamp ## installs Debian packages that some tests use, as root
+	@scripts/test-packages
 
 setup: .venv/run.stamp ## makes .venv with dgpu in .venv/bin
 

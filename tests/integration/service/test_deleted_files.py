@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Served]]:
     started: list[Served] = []
 
     def begin() -> Served:
-        options = {"segment_bytes": 1 << 16, "snapshot_interval_ms": 1_000}
+        options = {"segment_bytes": 1 << 16, "snapshot_interval_ms": 200}
         started.append(Served(tmp_path / "state", log=tmp_path / "log", **options))
         return started[-1]
 
