@@ -139,6 +139,20 @@ class Cluster:
         master = self.master()
         return next((machine for machine in self.schedulers if machine != master), None)
 
+    def trouble(self) -> str:
+        """The first thing that keeps the cluster from being whole; empty: it is whole."""
+        master = self.master()
+        if master is None:
+            return "No scheduler leads."
+        for machine in self.schedulers:
+            if not self.is_ready(machine):
+                answer = ask(machine.url, "/ready", timeout_seconds=_ASK_S)
+                return f"Scheduler {machine.name} is not ready: {None if answer is None else answer.body}."
+        if (ready := self.ready_nodes(master)) != len(self.agents):
+            return f"{ready} of {len(self.agents)} nodes are ready."
+        silent = [machine.name for machine in self.members if not self.is_healthy(machine)]
+        return f"The member of {silent[0]} is not healthy." if silent else ""
+
     def is_ready(self, machine: Machine) -> bool:
         answer = ask(machine.url, "/ready", timeout_seconds=_ASK_S)
         return answer is not None and answer.status == 200

@@ -132,7 +132,7 @@ class Run:
         finally:
             undone_s = self._now()
             struck.undo()
-        self._cluster.until(lambda: self._is_settled(undone_s), f"a healthy cluster after {name}", _SETTLE_S)
+        self._settle(name, undone_s)
         times = _Times(struck_s=struck_s, down_s=down_s, undone_s=undone_s, settled_s=self._now())
         done = self._round(name, struck, master.name if master else "", times)
         self._rounds.append(done)
@@ -152,20 +152,22 @@ class Run:
         found = takeover(self._load.submits[self._checked :], self._watch.steps, old, struck_s)
         return found is not None and (found.first_run_s is not None or not fault.needs_network)
 
-    def _is_settled(self, since_s: float) -> bool:
-        recent = self._load.submits[-_ACKNOWLEDGED:]
+    def _settle(self, name: str, since_s: float) -> None:
+        try:
+            self._cluster.until(
+                lambda: not self._unsettled(since_s), f"a healthy cluster after {name}", _SETTLE_S
+            )
+        except ChaosFailed as error:
+            raise ChaosFailed(f"{error} {self._unsettled(since_s)}") from None
+
+    def _unsettled(self, since_s: float) -> str:
+        """The first thing that is not yet as it should be; empty: nothing."""
         if self._load.problem:
             raise ChaosFailed(self._load.problem)
+        recent = self._load.submits[-_ACKNOWLEDGED:]
         if len(recent) < _ACKNOWLEDGED or recent[0].sent_s < since_s:
-            return False
-        cluster = self._cluster
-        master = cluster.master()
-        return (
-            master is not None
-            and all(map(cluster.is_ready, cluster.schedulers))
-            and cluster.ready_nodes(master) == len(cluster.agents)
-            and all(map(cluster.is_healthy, cluster.members))
-        )
+            return "Submits are not acknowledged."
+        return self._cluster.trouble()
 
     def _round(self, name: str, struck: Struck, master: str, times: _Times) -> Round:
         fault, struck_s, settled_s = FAULTS[name], times.struck_s, times.settled_s
