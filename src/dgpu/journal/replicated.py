@@ -184,6 +184,8 @@ class ReplicatedJournal:
         """
         term = self._term
         if term is None:
+            if self._stop.is_set():  # the thread that appends may come to it only now
+                raise EngineUnavailable("this scheduler has stepped down")
             raise ValueError("only the leader appends")
         if index != self._head.index + 1 or epoch < self._head.epoch:
             raise ValueError(

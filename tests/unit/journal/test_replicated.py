@@ -104,6 +104,18 @@ def test_an_append_waits_for_the_engine_until_the_scheduler_steps_down(place, sh
     assert records_in(tmp_path / "a") == []
 
 
+def test_an_append_that_begins_after_the_scheduler_stepped_down_fails_like_one_in_flight(
+    place, shared, tmp_path
+) -> None:
+    """The order for it may have been given just before. A ValueError would end the process."""
+    journal = leading(place("a"), MemoryEngine(shared))
+    append(journal, 1, 1)
+    journal.step_down()
+    with pytest.raises(EngineUnavailable, match="stepped down"):
+        append(journal, 2, 2)
+    assert [index for index, _, _ in records_in(tmp_path / "a")] == [1]
+
+
 def test_a_restart_continues(place, shared, tmp_path) -> None:
     engine = MemoryEngine(shared)
     journal = leading(place("a"), engine)
