@@ -221,11 +221,11 @@ class Storm:
         self._load.resume()
 
     def _check_output(self, checked: list[str]) -> list[str]:
-        """Of tasks that ran to their end; a cancelled one may have had no time to print."""
-        ended = {
-            line.split()[1].partition(".")[0] for line in self._lines("runs.log") if line.startswith("end ")
-        }
-        candidates = [task_id for task_id in checked if task_id in ended]
+        """Of tasks whose first rank ran to its end: a cancelled task may have had no time to print, nor a gang of which
+        another rank failed.
+        """
+        ended = {line.split()[1] for line in self._lines("runs.log") if line.startswith("end ")}
+        candidates = [task_id for task_id in checked if f"{task_id}.0" in ended]
         sample = self._chance.sample(candidates, min(5, len(candidates)))
         return self._load.check_output(sample, 60)
 
