@@ -1,6 +1,6 @@
 """A process that answers why a task waited at a time in the past, and ends.
 
-A second state and its replay belong neither into the scheduler's memory nor into the follower's time.
+A second state would cost the scheduler memory, and the replay would hold up the follower.
 """
 
 from __future__ import annotations
