@@ -257,12 +257,7 @@ def problems() -> Codes:
     for path, around, call in calls("BadRequest", under="wire"):
         _add_problem(found, path, around, call)
     # Functions that take the code, with the place of the code among their arguments.
-    places = {
-        ("files", "_refused"): 1,
-        ("claims", "_refused"): 0,
-        ("past", "_unavailable"): 0,
-        ("earlier", "_unavailable"): 0,
-    }
+    places = {("files", "_refused"): 1, ("claims", "_refused"): 0, ("past", "_unavailable"): 0}
     for path, _, call in calls("problem", "_unavailable", "_refused", under="service"):
         at = 1 if call.func.id == "problem" else places.get((path.stem, call.func.id))
         if at is not None and (code := literal(call.args[at])) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import structlog
+
 from dgpu.core.model.ids import TaskId
 from dgpu.service.access.principal import Principal
 from dgpu.service.looking_back.link import Busy
@@ -12,6 +14,8 @@ from dgpu.service.rest.listing import bad_query, query_value
 from dgpu.wire.answers import Problem, instant
 from dgpu.wire.foresight_answers import Why
 from dgpu.wire.time_range import moment_ms
+
+_log = structlog.get_logger("dgpu.journal")
 
 
 async def why_then(rest: Backend, who: Principal, task_id: TaskId, text: str) -> Why:
@@ -25,7 +29,10 @@ async def why_then(rest: Backend, who: Principal, task_id: TaskId, text: str) ->
         rest, LookBack(task_id=task_id, at=at, upto_index=upto_index, tenants=who.tenants)
     )
     if seen.error:
-        raise _unavailable("past_unreadable", f"The journal of that time cannot be read: {seen.error}.")
+        _log.error("journal_not_looked_back", task=known.task_id, reason=seen.error)  # it may name files
+        raise ProblemError(
+            _unreadable("The journal of that time cannot be read. The scheduler's log says why.")
+        )
     if seen.earliest_at is not None:
         raise ProblemError(_too_early(at, seen.earliest_at))
     if seen.why is not None:
@@ -38,12 +45,17 @@ async def why_then(rest: Backend, who: Principal, task_id: TaskId, text: str) ->
 
 async def _look_back(rest: Backend, question: LookBack) -> Seen:
     if rest.looking_back is None:
-        raise _unavailable("past_unreadable", "This scheduler keeps no journal in files.")
+        raise ProblemError(_unreadable("This scheduler keeps no journal in files."))
     try:
         return await rest.looking_back.ask(question)
     except Busy:
-        detail = "Too many questions about the past wait already. Try again soon."
-        raise _unavailable("past_busy", detail) from None
+        problem = Problem(
+            status=503,
+            code="past_busy",
+            title="Too many questions about the past",
+            detail="Too many questions about the past wait already. Try again soon.",
+        )
+        raise ProblemError(problem, {"retry-after": "5"}) from None
 
 
 def _too_early(at: int, earliest_at: int) -> Problem:
@@ -60,6 +72,5 @@ def _not_submitted_yet(name: str, at: int, created_at: str) -> Problem:
     )
 
 
-def _unavailable(code: str, detail: str) -> ProblemError:
-    problem = Problem(status=503, code=code, title="The past is not available now", detail=detail)
-    return ProblemError(problem, {"retry-after": "5"})
+def _unreadable(detail: str) -> Problem:
+    return Problem(status=410, code="past_unreadable", title="No longer readable", detail=detail)
