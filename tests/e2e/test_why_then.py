@@ -59,11 +59,16 @@ def test_why_a_task_waited_is_known_after_it_has_ended(site):
     site.up("--fake", "1xV100")
     assert site.json("why", second, "--at", waited) == then, "the journal outlives the scheduler"
 
+
+def test_a_journal_that_cannot_be_read_is_told_without_its_path(site):
+    site.up("--fake", "1xV100")
+    task = site.submit("--hold", "--", "true")
+    held = now()
     (segment,) = (site.data_dir / "scheduler" / "journal").glob("segment-*")
     with segment.open("r+b") as file:
         file.write(b"damaged")
-    unreadable = site.dgpu("why", second, "--at", waited)
+    unreadable = site.dgpu("why", task, "--at", held)
     assert unreadable.code == 1
     assert "The journal of that time cannot be read" in unreadable.err
     assert str(site.home) not in unreadable.err
-    assert site.good("why", second).out, "answers about now need no file"
+    assert "it is held" in site.good("why", task).out, "answers about now need no file"
