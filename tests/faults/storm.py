@@ -221,9 +221,7 @@ class Storm:
         self._load.resume()
 
     def _check_output(self, checked: list[str]) -> list[str]:
-        """Of tasks whose first rank ran to its end. Others may have had no time to print: they were cancelled, or are
-        gangs that were stopped because a rank failed.
-        """
+        """Only of tasks whose first rank ran to its end: a task that was stopped may have had no time to print."""
         ended = {line.split()[1] for line in self._lines("runs.log") if line.startswith("end ")}
         candidates = [task_id for task_id in checked if f"{task_id}.0" in ended]
         sample = self._chance.sample(candidates, min(5, len(candidates)))

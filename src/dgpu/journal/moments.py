@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from pathlib import Path
 
@@ -13,18 +12,11 @@ from dgpu.core.state import ClusterState
 from dgpu.journal.archive import earliest_state, latest_state
 from dgpu.journal.errors import JournalError
 from dgpu.journal.journal import collector_off
-from dgpu.journal.segments import (
-    Segment,
-    StoredGroups,
-    archived_segments,
-    chain,
-    first_at,
-    live_segments,
-)
+from dgpu.journal.segments import Segment, StoredGroups, all_segments, chain, first_at
 from dgpu.journal.snapshot import Snapshot
 
 
-class TooEarly(JournalError):  # noqa: N818  named for what it is
+class TooEarly(JournalError):  # noqa: N818 - it says what happened
     """Nothing from this time is kept any more."""
 
     def __init__(self, earliest_at: int) -> None:
@@ -66,11 +58,9 @@ def _base_before(directory: Path, at: int, upto_index: int) -> Snapshot:
 
 def _last_index_at(directory: Path, at: int, upto_index: int) -> int:
     """At least the last group at this time, and at most a segment later: reading more segments than one is slow."""
-    by_first = {one.first_index: one for one in (*archived_segments(directory), *live_segments(directory))}
-    segments = [by_first[first] for first in sorted(by_first)]
-    later = bisect_right(segments, at, key=_begins_at)
-    following = next(itertools.islice(segments, later, None), None)
-    return upto_index if following is None else min(upto_index, following.first_index - 1)
+    segments = all_segments(directory)
+    later = segments[bisect_right(segments, at, key=_begins_at) :]
+    return min(upto_index, later[0].first_index - 1) if later else upto_index
 
 
 def _begins_at(segment: Segment) -> int:

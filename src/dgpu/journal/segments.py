@@ -68,14 +68,19 @@ def archived_segments(directory: Path) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.first_index)
 
 
+def all_segments(directory: Path) -> list[Segment]:
+    """An archived copy is written before the live file is removed, so both may exist: the live one is cheaper."""
+    archived, live = archived_segments(directory), live_segments(directory)
+    by_first = {segment.first_index: segment for segment in (*archived, *live)}
+    return [by_first[first_index] for first_index in sorted(by_first)]
+
+
 def chain(directory: Path, after_index: int, *, active: Segment | None = None) -> Chain:
     """The segments that contain every group after `after_index`. A gap is refused.
 
     `active`: the segment being written, which belongs to the chain even if it lost its name.
     """
-    # An archived copy is written before the live file is removed, so both may exist: the live one is cheaper.
-    by_first = {segment.first_index: segment for segment in archived_segments(directory)}
-    by_first.update({segment.first_index: segment for segment in live_segments(directory)})
+    by_first = {segment.first_index: segment for segment in all_segments(directory)}
     if active is not None:
         by_first = {first: one for first, one in by_first.items() if first < active.first_index}
         by_first[active.first_index] = active

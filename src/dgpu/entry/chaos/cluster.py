@@ -145,8 +145,8 @@ class Cluster:
         if master is None:
             return "No scheduler leads."
         for machine in self.schedulers:
-            if not self.is_ready(machine):
-                answer = ask(machine.url, "/ready", timeout_seconds=_ASK_S)
+            answer = ask(machine.url, "/ready", timeout_seconds=_ASK_S)
+            if answer is None or answer.status != 200:
                 return f"Scheduler {machine.name} is not ready: {None if answer is None else answer.body}."
         if (ready := self.ready_nodes(master)) != len(self.agents):
             return f"{ready} of {len(self.agents)} nodes are ready."

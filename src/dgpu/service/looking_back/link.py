@@ -16,7 +16,7 @@ _MAX_WAITING = 8
 _LONGEST_S = 60.0
 
 
-class Busy(Exception):  # noqa: N818  named for what it is
+class Busy(Exception):  # noqa: N818 - it says what happened
     """Too many questions wait already."""
 
 

@@ -19,12 +19,12 @@ from dgpu.service.follower.link import FollowerAway
 from dgpu.service.rest import listing
 from dgpu.service.rest.arrays import resolve_after
 from dgpu.service.rest.backend import Backend, ProblemError
-from dgpu.service.rest.earlier import why_then
 from dgpu.service.rest.foresee import ask_ahead
 from dgpu.service.rest.grace_limit import refuse_long_grace
 from dgpu.service.rest.notify_check import refuse_unknown_targets
 from dgpu.service.rest.ownership import refuse_foreign_entries, refuse_userless_entries, submitter_of
 from dgpu.service.rest.tasks import Given, TaskIdText, Who
+from dgpu.service.rest.why_then import why_then
 from dgpu.service.views.explained import why_answer
 from dgpu.wire.answers import Problem
 from dgpu.wire.foresight_answers import Change, WhatifAnswer, Why
